@@ -1,0 +1,1 @@
+"""Forecasts from measurements: the analytic step model, what-if and ETA."""

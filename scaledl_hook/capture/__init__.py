@@ -1,0 +1,1 @@
+"""What touches torch: rank-local sensors that return records."""

@@ -1,0 +1,1 @@
+"""Device sensors behind one protocol."""

@@ -1,0 +1,547 @@
+"""The vocabulary: everything that crosses a module border is one of these frozen structs.
+
+Units are in the names and always SI: ``_s`` seconds, ``_bytes``, ``_flops``, ``_w`` watts, ``_j``
+joules, ``_hz``, ``_usd``; ``_fraction`` is 0 to 1. ``None`` means unknown and is shown as "n/a";
+it is never replaced by 0.
+
+Records that stand in a run's files carry their type's name in the key ``type``. Unknown keys and
+unknown types are skipped when read, so that files of a newer minor version stay readable.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+
+Basis = Literal["measured", "interpolated", "extrapolated", "prior"]
+BatchRule = Literal["fixed-global", "fixed-per-gpu"]
+Strategy = Literal["single", "ddp", "fsdp", "hsdp"]
+Cause = Literal[
+    "compute",
+    "memory-bandwidth",
+    "all-reduce-intra",
+    "all-reduce-inter",
+    "all-gather",
+    "input",
+    "optimizer",
+    "launch",
+    "straggler",
+    "throttling",
+    "small-batch",
+    "does-not-fit",
+]
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A value with the range that should hold it with probability ``level``."""
+
+    mean: float
+    low: float
+    high: float
+    level: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.mean <= self.high:
+            raise ValueError(f"interval needs low <= mean <= high, got {self}")
+
+    def scaled(self, factor: float) -> "Interval":
+        """The interval times a positive constant."""
+        return Interval(
+            mean=self.mean * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+            level=self.level,
+        )
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+# --- hardware and plan -----------------------------------------------------------------------
+
+
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One accelerator (or, on a CPU run, the share of the host that one process has)."""
+
+    name: str
+    memory_bytes: float | None = None
+    memory_bytes_per_s: float | None = None
+    peak_flops: dict[str, float] = {}
+    tdp_w: float | None = None
+
+
+class LinkSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A link class by its alpha-beta parameters, seen by one rank.
+
+    ``rel_sigma`` is the standard deviation of log(bytes_per_s): small where the link was measured,
+    large for a catalogue value.
+    """
+
+    kind: str
+    latency_s: float
+    bytes_per_s: float
+    measured: bool = False
+    rel_sigma: float = 0.5
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job runs: how many GPUs, how they are grouped and linked, and what they cost."""
+
+    gpu: GpuSpec
+    num_gpus: int
+    gpus_per_node: int
+    intra: LinkSpec
+    inter: LinkSpec
+    usd_per_gpu_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_gpus < 1:
+            raise ValueError(f"num_gpus must be at least 1, got {self.num_gpus}.")
+        if self.gpus_per_node < 1:
+            raise ValueError(f"gpus_per_node must be at least 1, got {self.gpus_per_node}.")
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.num_gpus // self.gpus_per_node)
+
+    @property
+    def crosses_nodes(self) -> bool:
+        return self.num_gpus > self.gpus_per_node
+
+    def with_num_gpus(self, num_gpus: int) -> "ClusterSpec":
+        """The same machines, another count."""
+        return msgspec.structs.replace(self, num_gpus=num_gpus)
+
+
+class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How the job is spread. ``bucket_bytes`` are DDP's buckets in launch order."""
+
+    strategy: Strategy = "single"
+    replicate: int = 1
+    shard: int = 1
+    grad_accum: int = 1
+    batch_per_gpu: int | None = None
+    dtype: str = "float32"
+    bucket_bytes: tuple[int, ...] = ()
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+
+class LayerNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One leaf module that ran, one functional attention call, or ``outside_layers``.
+
+    FLOPs count a multiply-add as two, for one micro-batch on one rank.
+    """
+
+    fqn: str
+    kind: str
+    params: int = 0
+    param_bytes: int = 0
+    flops_forward: float = 0.0
+    flops_backward: float = 0.0
+    activation_bytes: int = 0
+
+
+class LayerEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """Data flow from one node to another (fqns), with the bytes that flow in the forward."""
+
+    source: str
+    target: str
+    num_bytes: int = 0
+
+
+class LayerGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model as it ran. ``signature`` is equal for equal architectures, whatever the run."""
+
+    nodes: tuple[LayerNode, ...]
+    edges: tuple[LayerEdge, ...]
+    signature: str
+    schema: int = SCHEMA
+
+
+# --- what was measured -------------------------------------------------------------------------
+
+
+class LayerTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of one layer in one sampled step, summed over its calls."""
+
+    fqn: str
+    forward_s: float
+    backward_s: float | None
+    num_calls: int
+    source: Literal["clock", "events", "profiler"] = "clock"
+
+
+class CommEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective. ``start_s`` counts from the start of the sampled step."""
+
+    op: str
+    group_size: int
+    num_bytes: int | None
+    start_s: float
+    duration_s: float
+    crosses_nodes: bool = False
+    exposed_s: float | None = None
+    owner: str = ""
+
+
+class BucketTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """One DDP bucket: its bytes, when its gradients were ready, how long its all-reduce took.
+
+    ``ready_s`` counts from the start of the backward pass.
+    """
+
+    num_bytes: int
+    ready_s: float
+    duration_s: float | None = None
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a step's wall time goes; the parts (hidden communication aside) sum to the step."""
+
+    compute_s: float
+    comm_exposed_s: float
+    input_wait_s: float
+    optimizer_s: float
+    other_s: float
+    comm_hidden_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return (
+            self.compute_s
+            + self.comm_exposed_s
+            + self.input_wait_s
+            + self.optimizer_s
+            + self.other_s
+        )
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer step, evaluation and pauses excluded.
+
+    ``forward_s`` and the like are ``None`` where they were not measured in this step.
+    """
+
+    step: int
+    epoch: int
+    wall_s: float
+    input_wait_s: float = 0.0
+    forward_s: float | None = None
+    backward_s: float | None = None
+    comm_exposed_s: float | None = None
+    optimizer_s: float = 0.0
+    num_micro_batches: int = 1
+    num_samples: int | None = None
+    tags: tuple[str, ...] = ()
+
+
+class StepBlock(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What is kept of ordinary steps: counts, mean, quantiles and mean parts."""
+
+    first_step: int
+    num_steps: int
+    epoch: int
+    at_s: float
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    input_wait_s: float
+    optimizer_s: float
+    forward_s: float | None = None
+    backward_s: float | None = None
+    comm_exposed_s: float | None = None
+    num_samples: int | None = None
+    num_micro_batches: int | None = None
+    tags: tuple[str, ...] = ()
+
+
+class PhaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Time that is no training step: evaluation, a named phase, a pause. ``at_s`` is its start."""
+
+    kind: str
+    at_s: float
+    duration_s: float
+    after_step: int
+    epoch: int
+
+
+class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One epoch of one rank as it closed. ``duration_s`` includes phases, ``train_s`` does not."""
+
+    epoch: int
+    rank: int
+    first_step: int
+    num_steps: int
+    num_batches: int
+    duration_s: float
+    train_s: float
+    at_s: float
+    complete: bool = True
+    step_p50_s: float | None = None
+    own_p50_s: float | None = None  # step time less waiting in collectives: who is slow
+    num_samples: int | None = None
+
+
+class ProfileWindow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What one sampled step showed, and what sampling it cost (``overhead_s``)."""
+
+    step: int
+    rank: int
+    step_s: float
+    forward_s: float | None = None
+    backward_s: float | None = None
+    layers: tuple[LayerTiming, ...] = ()
+    outside_forward_s: float | None = None
+    outside_backward_s: float | None = None
+    comm: tuple[CommEvent, ...] = ()
+    buckets: tuple[BucketTiming, ...] = ()
+    comm_exposed_s: float | None = None
+    overlap_fraction: float | None = None
+    overhead_s: float = 0.0
+
+
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One reading of one device. A reading that the driver does not give is ``None``."""
+
+    at_s: float
+    device: str
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    sm_hz: float | None = None
+    memory_bytes: float | None = None
+    utilization_fraction: float | None = None
+    throttled: str | None = None
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A regime as the predictor learns it: one job, one count, averaged over steady steps.
+
+    ``step_sigma_s`` is the spread of single steps; ``rank_sigma_s`` that of the ranks' own mean
+    times (``None``: only one rank known). ``host_shared`` tells that the ranks are CPU processes
+    of one machine, which then compete for its cores and memory.
+    """
+
+    cluster: ClusterSpec
+    plan: ParallelPlan
+    step_s: float
+    parts: StepParts
+    num_steps: int
+    step_sigma_s: float = 0.0
+    rank_sigma_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    buckets: tuple[BucketTiming, ...] = ()
+    num_layers: int | None = None
+    param_bytes: int | None = None
+    signature: str = ""
+    host_shared: bool = False
+    at_s: float = 0.0
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The head of a run's folder (``run.json``, written by rank 0). No argv, env, host or user."""
+
+    run_id: str
+    started_at: float
+    model: str
+    cluster: ClusterSpec
+    plan: ParallelPlan
+    scaledl_version: str
+    torch_version: str = ""
+    epochs: int | None = None
+    total_steps: int | None = None
+    schema: int = SCHEMA
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Last line of a rank that left the block. Its absence means killed or still running."""
+
+    at_s: float
+    step: int
+    outcome: Literal["finished", "stopped-early", "exception"]
+    overhead_fraction: float | None = None
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A guess, a lost sensor, a change of the ETA: what the user was told, with the time."""
+
+    at_s: float
+    key: str
+    text: str
+
+
+# --- forecasts ---------------------------------------------------------------------------------
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the run is, in optimizer steps counted from the very start of the training.
+
+    ``limited_by`` names what ends the run ("epochs" or "total_steps"); ``first_step`` is the step
+    this process started at (above 0 after a resume).
+    """
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    first_step: int = 0
+    total_steps: int | None = None
+    num_epochs: int | None = None
+    steps_per_epoch: int | None = None
+    limited_by: str | None = None
+
+
+class StepForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The step on one cluster under one plan."""
+
+    cluster: ClusterSpec
+    plan: ParallelPlan
+    step_s: Interval
+    parts: StepParts
+    basis: Basis
+    bottleneck: Cause
+    bottleneck_fraction: float
+    memory_bytes: float | None = None
+    fits: bool | None = None
+    caveats: tuple[str, ...] = ()
+
+
+class Eta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Time left. ``finish_at`` is seconds since the epoch of Unix; ``None``: total unknown."""
+
+    at_s: float
+    step: int
+    basis: Basis
+    step_s: Interval | None = None
+    remaining_s: Interval | None = None
+    finish_at: float | None = None
+    epoch_remaining_s: Interval | None = None
+    changed_because: str = ""
+
+    def __str__(self) -> str:
+        if self.remaining_s is None:
+            return f"ETA unknown (step {self.step})"
+        r = self.remaining_s
+        return f"{r.mean:.0f} s left ({r.low:.0f} to {r.high:.0f} s, {self.basis})"
+
+
+class WhatIfQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asks. Counts are whole jobs, not nodes.
+
+    ``num_samples`` is the size of one epoch over all ranks; ``steps_per_epoch`` what was seen at
+    the running count, used where the samples are unknown. ``remaining_epochs`` is what is left of
+    the run. ``power_w`` is the mean power of one GPU in this run.
+    """
+
+    gpus: tuple[int, ...]
+    batch_rule: BatchRule = "fixed-global"
+    gpus_per_node: int | None = None
+    inter: LinkSpec | None = None
+    num_samples: int | None = None
+    steps_per_epoch: int | None = None
+    drop_last: bool = False
+    remaining_epochs: float | None = None
+    usd_per_gpu_hour: float | None = None
+    power_w: float | None = None
+    level: float = 0.9
+
+
+class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the heading of an epoch's report says. ``ranks`` are the epoch records that were found
+    (this rank's at least); ``overhead_fraction`` is scaledl's own share of the time.
+    """
+
+    run: str
+    model: str
+    epoch: int
+    num_epochs: int | None
+    duration_s: float
+    eval_s: float
+    pause_s: float
+    num_steps: int
+    cluster: ClusterSpec
+    plan: ParallelPlan
+    step_s: float
+    parts: StepParts
+    ranks: tuple[EpochRecord, ...] = ()
+    comm_total_s: float | None = None
+    comm_bytes: int | None = None
+    overhead_fraction: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    cpu_run: bool = False
+
+
+class ScalingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the what-if table."""
+
+    num_gpus: int
+    gpus_per_node: int
+    basis: Basis
+    step_s: Interval
+    parts_s: StepParts
+    limited_by: Cause
+    limited_fraction: float
+    batch_per_gpu: int | None = None
+    steps_per_epoch: int | None = None
+    epoch_s: Interval | None = None
+    remaining_s: Interval | None = None
+    speedup: float | None = None
+    efficiency_fraction: float | None = None
+    cost_usd: float | None = None
+    energy_j: float | None = None
+    gpu_hours: float | None = None
+    fits: bool | None = None
+    caveats: tuple[str, ...] = ()
+
+
+class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
+    """The advised count, the key of its reason and the sentence shown."""
+
+    num_gpus: int
+    reason: str
+    text: str
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """How often intervals held so far. ``seen`` is ``None`` while ``n`` is 0."""
+
+    nominal: float
+    seen: float | None
+    n: int
+
+
+class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The what-if report. ``measured_index`` is the row of the running count."""
+
+    made_at: float
+    run: str
+    batch_rule: BatchRule
+    rows: tuple[ScalingRow, ...]
+    measured_index: int | None
+    coverage: Coverage
+    recommendation: Recommendation | None = None
+    level: float = 0.9
+    global_batch: int | None = None
+    epoch: int | None = None
+    caveats: tuple[str, ...] = ()
+    model_version: str = "analytic-1"
+    schema: int = SCHEMA
+
+
+Line = (
+    StepBlock
+    | PhaseRecord
+    | EpochRecord
+    | ProfileWindow
+    | LayerGraph
+    | DeviceSample
+    | Measurement
+    | ScalingReport
+    | Eta
+    | Note
+    | RunEnd
+)

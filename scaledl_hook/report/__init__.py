@@ -1,0 +1,1 @@
+"""Records in, text out; loads without torch and never prints."""
