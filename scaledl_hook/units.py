@@ -61,7 +61,9 @@ def format_count(value: float | None) -> str:
     scaled = float(value)
     for letter in ("", " k", " M", " G"):
         if abs(scaled) < 999.5:
-            return f"{scaled:.0f}{letter}" if not letter or scaled >= 99.5 else f"{scaled:.1f}{letter}"
+            return (
+                f"{scaled:.0f}{letter}" if not letter or scaled >= 99.5 else f"{scaled:.1f}{letter}"
+            )
         scaled /= 1000
     return f"{scaled:.1f} T"
 

@@ -1,0 +1,131 @@
+"""What scaledl forecast in a run, against what came true; beside it what a naive guess says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import scaledl
+from scaledl.records import Eta
+from scaledl.store import read_lines
+
+WATCH_POINTS = (0.25, 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCheck:
+    """A step time forecast for a count that was not run, and the one measured later.
+
+    ``hold_s`` is the naive guess: the step stays as it was in the watched run.
+    """
+
+    model: str
+    watched: int
+    asked: int
+    forecast_s: scaledl.Interval
+    hold_s: float
+    measured_s: float
+
+    @property
+    def inside(self) -> bool:
+        return self.measured_s in self.forecast_s
+
+    @property
+    def error_fraction(self) -> float:
+        return self.forecast_s.mean / self.measured_s - 1
+
+    @property
+    def hold_error_fraction(self) -> float:
+        return self.hold_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EtaCheck:
+    """The time left as shown at some point of a run, and as it came true.
+
+    ``naive_s`` is time so far, times what is left, over what is done.
+    """
+
+    model: str
+    num_gpus: int
+    done_fraction: float
+    forecast_s: scaledl.Interval
+    naive_s: float
+    true_s: float
+
+    @property
+    def inside(self) -> bool:
+        return self.true_s in self.forecast_s
+
+
+def check_step(model: str, watched: scaledl.PastRun, truth: scaledl.PastRun) -> StepCheck:
+    """Ask the watched run for the other run's count; the batch of each process stays the same."""
+    asked = truth.info.cluster.num_gpus
+    report = watched.what_if(gpus=[asked], batch_rule="fixed-per-gpu")
+    row = next(row for row in report.rows if row.num_gpus == asked)
+    return StepCheck(
+        model=model,
+        watched=watched.info.cluster.num_gpus,
+        asked=asked,
+        forecast_s=row.step_s,
+        hold_s=watched.measurements[-1].step_s,
+        measured_s=truth.measurements[-1].step_s,
+    )
+
+
+def check_etas(model: str, run: scaledl.PastRun) -> list[EtaCheck]:
+    """The first ETA recorded after each watch point, against the end of the run."""
+    etas = [line for line in read_lines(run.folder, 0) if isinstance(line, Eta)]
+    if run.ended is None or not etas:
+        return []
+    checks = []
+    for point in WATCH_POINTS:
+        later = [e for e in etas if e.remaining_s and e.step >= point * run.ended.step]
+        if not later or later[0].step == run.ended.step:
+            continue
+        eta = later[0]
+        done_fraction = eta.step / run.ended.step
+        so_far_s = eta.at_s - run.info.started_at
+        checks.append(
+            EtaCheck(
+                model=model,
+                num_gpus=run.info.cluster.num_gpus,
+                done_fraction=done_fraction,
+                forecast_s=eta.remaining_s,
+                naive_s=so_far_s * (1 - done_fraction) / done_fraction,
+                true_s=run.ended.at_s - eta.at_s,
+            )
+        )
+    return checks
+
+
+def render_steps(checks: Sequence[StepCheck]) -> str:
+    """A row for each forecast step; ``hold`` is the naive guess."""
+    lines = [
+        "model    watched at   asked   forecast (90 % interval)   measured   inside    error   hold"
+    ]
+    for check in checks:
+        f = check.forecast_s
+        interval = f"{f.mean * 1e3:.1f} ms ({f.low * 1e3:.1f} to {f.high * 1e3:.1f})"
+        lines.append(
+            f"{check.model:<8} {check.watched:>10} {check.asked:>7}   {interval:<25}"
+            f"{check.measured_s * 1e3:>8.1f} ms {'yes' if check.inside else 'no':>8}"
+            f" {check.error_fraction:>+8.1%} {check.hold_error_fraction:>+6.0%}"
+        )
+    return "\n".join(lines)
+
+
+def render_etas(checks: Sequence[EtaCheck]) -> str:
+    """A row for each watch point; the errors are in percent of the true time left."""
+    if not checks:
+        return "no ETA was recorded: the runs were too short"
+    lines = [
+        "model    processes   done   forecast (90 % interval)   came true   inside    error   naive"
+    ]
+    for check in checks:
+        f = check.forecast_s
+        interval = f"{f.mean:.1f} s ({f.low:.1f} to {f.high:.1f})"
+        lines.append(
+            f"{check.model:<8} {check.num_gpus:>9} {check.done_fraction:>6.0%}   {interval:<25}"
+            f"{check.true_s:>9.1f} s {'yes' if check.inside else 'no':>8}"
+            f" {f.mean / check.true_s - 1:>+8.1%} {check.naive_s / check.true_s - 1:>+7.1%}"
+        )
+    return "\n".join(lines)

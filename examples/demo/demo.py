@@ -1,0 +1,94 @@
+"""Trains two small models at one and at two processes, then checks what scaledl forecast.
+
+    make demo      or      python examples/demo/demo.py [--models digits gpt] [--epochs 2]
+
+Each training has a run folder of its own, so that no forecast can look at the run it is about:
+watched at two processes scaledl says how long a step takes at one, and the other way round; then
+both are compared with what was measured. The exit status tells of a crash, never of a number.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from check import EtaCheck, StepCheck, check_etas, check_step, render_etas, render_steps
+
+import scaledl
+
+HERE = Path(__file__).resolve().parent
+COUNTS = (2, 1)
+TITLES = {
+    "digits": "an image classifier on scikit-learn's handwritten digits",
+    "gpt": "a small GPT on the source text of Python's standard library",
+}
+
+
+def environment(home: Path) -> dict[str, str]:
+    """One thread a process, at one and at two: the processes then differ in nothing else."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "SCALEDL_HOME": str(home),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def train(model: str, num_gpus: int, home: Path, epochs: int | None) -> None:
+    """Run the training script under torchrun; its output is shown as it comes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(num_gpus), str(HERE / "train.py"), model]
+    if epochs is not None:
+        command += ["--epochs", str(epochs)]
+    subprocess.run(command, check=True, env=environment(home))
+
+
+def show_layers(home: Path) -> None:
+    """The table of layers, by the command that users type."""
+    print("\n$ scaledl show latest --layers 8", flush=True)
+    command = [sys.executable, "-m", "scaledl", "show", "latest", "--layers", "8"]
+    subprocess.run(command, check=True, env=environment(home))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=tuple(TITLES), default=list(TITLES))
+    parser.add_argument("--epochs", type=int, help="of each training (default: its own)")
+    args = parser.parse_args()
+
+    started = time.perf_counter()
+    steps: list[StepCheck] = []
+    etas: list[EtaCheck] = []
+    with tempfile.TemporaryDirectory(prefix="scaledl-demo-") as folder:
+        for model in args.models:
+            runs = {}
+            for num_gpus in COUNTS:
+                print(f"\n=== {TITLES[model]}, {num_gpus} process(es)\n", flush=True)
+                home = Path(folder, f"{model}-{num_gpus}")
+                train(model, num_gpus, home, args.epochs)
+                show_layers(home)
+                runs[num_gpus] = scaledl.open_run("latest", home=home)
+                etas += check_etas(model, runs[num_gpus])
+            few, many = sorted(runs)
+            steps.append(check_step(model, watched=runs[many], truth=runs[few]))
+            steps.append(check_step(model, watched=runs[few], truth=runs[many]))
+
+    print("\n=== Was it right? The step at a count that was not run\n")
+    print(render_steps(steps))
+    print("\n=== Was it right? The time left, forecast on the way\n")
+    print(render_etas(etas))
+    inside = sum(step.inside for step in steps)
+    close = sum(abs(step.error_fraction) <= 0.15 for step in steps)
+    print(
+        f"\n{inside} of {len(steps)} measured steps lie in their 90 % interval, "
+        f"{close} of {len(steps)} within 15 %. The demo took {time.perf_counter() - started:.0f} s."
+    )
+
+
+if __name__ == "__main__":
+    main()

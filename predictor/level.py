@@ -1,0 +1,129 @@
+"""Level, trend and change points of a series of step times; start-up steps at its head."""
+
+import math
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+MAD_TO_SD = 1.4826  # of a normal distribution
+MEMORY = 0.7  # share of what was seen after which a block's weight has fallen to 1/e
+TREND_BLOCKS, TREND_T, TREND_SHARE = 10, 6.0, 0.04
+CHANGE_T = 6.0
+
+Floats = NDArray[np.float64]
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """Steady step time now, standard error, spread of block means, trend a step, its doubt."""
+
+    mean_s: float
+    se_s: float
+    num_steps: int
+    slope_s: float = 0.0
+
+
+def num_start_up(walls_s: Floats) -> int:
+    """How many of a process's first steps carry start-up costs: those far above the later ones."""
+    for i in range(len(walls_s) - 1):
+        rest = walls_s[i + 1 :]
+        middle = float(np.median(rest))
+        mad = float(np.median(np.abs(rest - middle))) * MAD_TO_SD
+        if walls_s[i] <= middle + max(0.15 * middle, 5.0 * mad):
+            return i
+    return len(walls_s) - 1
+
+
+def level_of(steps: Floats, means: Floats) -> Level:
+    """Level, its error and trend from block means; old blocks weigh less than new ones.
+
+    The error counts blocks, not steps, and is widened by (1 + r) / (1 - r) for blocks whose
+    neighbours are alike with correlation r (AR(1) variance of a mean).
+    """
+    total = float(steps.sum())
+    age = total - np.cumsum(steps) + steps / 2
+    weights = steps * np.exp(-age / (MEMORY * total))
+    mean = float(np.average(means, weights=weights))
+    full = means[:-1] if len(means) > 2 and steps[-1] < steps[0] else means
+    n = len(full)
+    if n < 3:
+        return Level(mean_s=mean, se_s=0.0, num_steps=int(total))
+    slope = trend(full, float(steps[0]))
+    centre = full - full.mean() if slope == 0.0 else _detrended(full)
+    variance = float(centre @ centre) / (n - 1)
+    alike = _correlation(centre)
+    se = math.sqrt(variance / n * (1 + alike) / (1 - alike))
+    if slope:
+        x = np.arange(n) - (n - 1) / 2
+        mean = float(full.mean() + slope * float(steps[0]) * x[-1])
+        se *= 2.0  # of the line's end: four times the variance of the mean
+    return Level(mean_s=max(mean, 0.0), se_s=se, num_steps=int(total), slope_s=slope)
+
+
+def trend(means: Floats, block_size: float) -> float:
+    """Growth of the step time from step to step where a straight line is beyond doubt, else 0."""
+    n = len(means)
+    if n < TREND_BLOCKS:
+        return 0.0
+    x = np.arange(n) - (n - 1) / 2
+    sxx = float(x @ x)
+    slope = float(x @ means) / sxx
+    rest = _detrended(means)
+    alike = _correlation(rest)
+    error = math.sqrt(float(rest @ rest) / (n - 2) / sxx * (1 + alike) / (1 - alike))
+    if abs(slope) < TREND_T * error or abs(slope) * n < TREND_SHARE * float(means.mean()):
+        return 0.0
+    halves = float(means[n // 2 :].mean() - means[: n // 2].mean())
+    thirds = np.sign([m.mean() for m in np.array_split(np.diff(means), 3)])
+    if halves * slope <= 0 or not (thirds == np.sign(slope)).all():
+        return 0.0
+    return slope / block_size
+
+
+def change_point(
+    walls_s: Floats, *, margin: int = 12, ratio: float = 0.08
+) -> tuple[int, float] | None:
+    """Where the level changed for good, and new to old; ``None`` where it did not.
+
+    The largest t value over all splits with ``margin`` steps on either side, with the residuals'
+    correlation in its error; a change under ``ratio`` is left to the memory's fading.
+    """
+    n = len(walls_s)
+    if n < 2 * margin:
+        return None
+    sums = np.cumsum(walls_s)
+    squares = np.cumsum(walls_s * walls_s)
+    left = np.arange(margin, n - margin + 1)
+    right = n - left
+    mean_left = sums[left - 1] / left
+    mean_right = (sums[-1] - sums[left - 1]) / right
+    within = squares[-1] - left * mean_left**2 - right * mean_right**2
+    variance = np.maximum(within, 0.0) / (n - 2) + (1e-3 * sums[-1] / n) ** 2
+    t = np.abs(mean_right - mean_left) / np.sqrt(variance * (1 / left + 1 / right))
+    best = int(t.argmax())
+    split = int(left[best])
+    change = float(mean_right[best] / max(mean_left[best], 1e-12))
+    if abs(change - 1) < ratio:
+        return None
+    line = _detrended(walls_s)
+    if float(line @ line) < within[best]:
+        return None  # a straight line says it better: drift, not a change
+    rest = walls_s - np.where(np.arange(n) < split, mean_left[best], mean_right[best])
+    alike = _correlation(rest)
+    if t[best] * math.sqrt((1 - alike) / (1 + alike)) < CHANGE_T:
+        return None
+    return split, change
+
+
+def _correlation(rest: Floats) -> float:
+    power = float(rest @ rest)
+    if len(rest) < 4 or power <= 0:
+        return 0.0
+    return min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), 0.9)
+
+
+def _detrended(values: Floats) -> Floats:
+    x = np.arange(len(values)) - (len(values) - 1) / 2
+    centre = values - values.mean()
+    rest: Floats = centre - x * (float(x @ centre) / float(x @ x))
+    return rest

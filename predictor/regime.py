@@ -1,0 +1,175 @@
+"""From single steps to one measurement: the steady regime of a job, robust to the odd slow step."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scaledl.records import (
+    BucketTiming,
+    ClusterSpec,
+    LayerGraph,
+    Measurement,
+    ParallelPlan,
+    ProfileWindow,
+    StepParts,
+    StepRecord,
+)
+
+MIN_STEPS = 5
+# Steps beyond this many inter-quartile ranges above the upper quartile are pauses (checkpoints,
+# stalls), which belong to the ETA and not to what a step costs (Tukey 1977, the far-out fence).
+_FENCE = 3.0
+
+
+def steady(steps: Sequence[StepRecord], *, skip: int = 3) -> list[StepRecord]:
+    """The ordinary steps: not sampled, past the warm-up, without far-out pauses.
+
+    Args:
+        steps: Steps of one regime in time order.
+        skip: How many steps at the front are warm-up (compilation, caches), if enough follow.
+    """
+    rest = list(steps[skip:]) if len(steps) >= skip + MIN_STEPS else list(steps)
+    ordinary = [s for s in rest if not s.tags] or rest
+    if len(ordinary) < MIN_STEPS:
+        return ordinary
+    walls = np.array([s.wall_s for s in ordinary])
+    low, high = np.quantile(walls, [0.25, 0.75])
+    fence = high + _FENCE * max(high - low, 0.02 * high)
+    return [s for s in ordinary if s.wall_s <= fence]
+
+
+def measure(
+    steps: Sequence[StepRecord],
+    windows: Sequence[ProfileWindow],
+    *,
+    cluster: ClusterSpec,
+    plan: ParallelPlan,
+    graph: LayerGraph | None = None,
+    rank_times_s: Sequence[float] = (),
+    host_shared: bool = False,
+    at_s: float = 0.0,
+    skip: int = 3,
+) -> Measurement | None:
+    """The regime's mean step and its parts; ``None`` with fewer than ``MIN_STEPS`` steady steps.
+
+    Where the host does not see the device's times (CUDA), forward, backward and exposed
+    communication come from the sampled steps.
+
+    Args:
+        steps: Steps of the regime.
+        windows: Sampled steps of the regime.
+        cluster: Where it ran.
+        plan: How it was spread.
+        graph: The layer graph, for its signature and sizes.
+        rank_times_s: Mean own time of a step by rank, waiting for others excluded.
+        host_shared: Whether the ranks share one CPU machine.
+        at_s: Time stamp.
+        skip: Warm-up steps at the front.
+    """
+    kept = steady(steps, skip=skip)
+    if len(kept) < MIN_STEPS:
+        return None
+    walls = np.array([s.wall_s for s in kept])
+    step_s = float(walls.mean())
+    forward_s = _mean([s.forward_s for s in kept])
+    backward_s = _mean([s.backward_s for s in kept])
+    exposed_s = _mean([s.comm_exposed_s for s in kept])
+    if forward_s is None:
+        forward_s = _median([w.forward_s for w in windows if w.layers])
+        backward_s = _median([w.backward_s for w in windows if w.layers])
+        exposed_s = _median([w.comm_exposed_s for w in windows])
+    parts = _parts(
+        step_s,
+        input_wait_s=float(np.mean([s.input_wait_s for s in kept])),
+        optimizer_s=float(np.mean([s.optimizer_s for s in kept])),
+        compute_s=None if forward_s is None else forward_s + (backward_s or 0.0),
+        exposed_s=exposed_s or 0.0,
+        hidden_s=_hidden_s(windows),
+    )
+    layers = [n for n in graph.nodes if n.kind != "outside"] if graph is not None else []
+    return Measurement(
+        cluster=cluster,
+        plan=plan,
+        step_s=step_s,
+        parts=parts,
+        num_steps=len(kept),
+        step_sigma_s=float(walls.std(ddof=1)),
+        rank_sigma_s=float(np.std(rank_times_s, ddof=1)) if len(rank_times_s) > 1 else None,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        buckets=_buckets(windows),
+        num_layers=len(layers) or None,
+        param_bytes=sum(n.param_bytes for n in layers) or None,
+        signature=graph.signature if graph is not None else "",
+        host_shared=host_shared,
+        at_s=at_s,
+    )
+
+
+def _parts(
+    step_s: float,
+    *,
+    input_wait_s: float,
+    optimizer_s: float,
+    compute_s: float | None,
+    exposed_s: float,
+    hidden_s: float,
+) -> StepParts:
+    """Parts that sum to the step exactly: what is left over is ``other``.
+
+    Where trailing calls of one iteration were booked to the next, the parts can exceed the step by
+    a little; they are then scaled to it.
+    """
+    known = input_wait_s + optimizer_s + exposed_s
+    if compute_s is None:
+        compute_s = max(0.0, step_s - known)
+    total = known + compute_s
+    factor = min(1.0, step_s / total) if total > 0 else 1.0
+    scaled = [v * factor for v in (compute_s, exposed_s, input_wait_s, optimizer_s)]
+    return StepParts(
+        compute_s=scaled[0],
+        comm_exposed_s=scaled[1],
+        input_wait_s=scaled[2],
+        optimizer_s=scaled[3],
+        other_s=max(0.0, step_s - sum(scaled)),
+        comm_hidden_s=hidden_s,
+    )
+
+
+def _hidden_s(windows: Sequence[ProfileWindow]) -> float:
+    totals = [
+        sum(event.duration_s for event in w.comm) * (w.overlap_fraction or 0.0)
+        for w in windows
+        if w.comm
+    ]
+    return float(np.median(totals)) if totals else 0.0
+
+
+def _buckets(windows: Sequence[ProfileWindow]) -> tuple[BucketTiming, ...]:
+    """Median timings over the windows that show the last seen bucket sizes."""
+    seen = [w.buckets for w in windows if w.buckets]
+    if not seen:
+        return ()
+    sizes = [b.num_bytes for b in seen[-1]]
+    alike = [b for b in seen if [x.num_bytes for x in b] == sizes]
+    merged = []
+    for index, size in enumerate(sizes):
+        durations = [w[index].duration_s for w in alike if w[index].duration_s is not None]
+        merged.append(
+            BucketTiming(
+                num_bytes=size,
+                ready_s=float(np.median([w[index].ready_s for w in alike])),
+                duration_s=float(np.median(durations)) if durations else None,
+            )
+        )
+    return tuple(merged)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if len(known) == len(values) and known else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else None

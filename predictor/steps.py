@@ -1,0 +1,191 @@
+"""The steady step time: a level with long memory, change points, drift; outliers go elsewhere.
+
+Memory is constant: the last 256 steps as they are, and up to 64 blocks over everything since the
+last lasting change, merged pairwise when full.
+"""
+
+import msgspec
+import numpy as np
+
+from scaledl.predictor.level import (
+    MAD_TO_SD,
+    Floats,
+    Level,
+    change_point,
+    level_of,
+    num_start_up,
+)
+from scaledl.predictor.pauses import PauseBook
+
+WARM_STEPS = 8  # first steps of a process, looked at together for start-up and compiling
+RECENT = 256
+REFERENCE = 64  # steps whose median says what an outlier is
+MAX_BLOCKS = 64
+SHIFT_RUN = 4  # so many outliers in a row are a new level, not pauses
+OUTLIER_RATIO, OUTLIER_MADS = 1.5, 6.0
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A lasting change of the step time: ``ratio`` is new to old."""
+
+    step: int
+    ratio: float
+
+
+class StepSeries(msgspec.Struct, kw_only=True):
+    """Wall times of steps in, steady level and pauses out."""
+
+    origin: int = 0
+    next_step: int = 0
+    num_steps: int = 0  # all that this estimator saw
+    warm_s: list[float] = []
+    recent_s: list[float] = []
+    reference_s: list[float] = []
+    held: list[tuple[int, float]] = []
+    blocks: list[tuple[int, float]] = []  # steps, summed seconds
+    block_size: int = 1
+    pauses: PauseBook = msgspec.field(default_factory=PauseBook)
+    epoch_starts: PauseBook = msgspec.field(default_factory=PauseBook)
+    one_off_s: float = 0.0
+    one_off_steps: int = 0
+    total_s: float = 0.0
+    change: Change | None = None
+    unscanned: int = 0
+
+    # --- taking in ----------------------------------------------------------------------------
+
+    def add(self, walls_s: Floats, first_step: int, *, opens_epoch: bool) -> None:
+        """Takes in consecutive steps; ``opens_epoch``: the first of them opens a later epoch."""
+        if not self.num_steps:
+            self.origin = first_step
+            self.pauses.watched = 0
+        self.num_steps += len(walls_s)
+        self.next_step = first_step + len(walls_s)
+        self.total_s += float(walls_s.sum())
+        if self.is_warming:
+            taken = min(WARM_STEPS - len(self.warm_s), len(walls_s))
+            self.warm_s = [*self.warm_s, *walls_s[:taken].tolist()]
+            walls_s, first_step = walls_s[taken:], first_step + taken
+            if len(self.warm_s) < WARM_STEPS:
+                return
+            self._leave_warm_up(first_step)
+            opens_epoch = opens_epoch and taken == 0
+        for i in range(0, len(walls_s), REFERENCE):
+            self._classify(walls_s[i : i + REFERENCE], first_step + i, opens_epoch and i == 0)
+        if self.unscanned >= 4:
+            self._scan()
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the first steps of this process are still being looked at together."""
+        return len(self.warm_s) < WARM_STEPS
+
+    def restart(self) -> None:
+        """Expects start-up costs again: the steps to come are those of a new process."""
+        if not self.is_warming:
+            self.warm_s = []
+
+    def _leave_warm_up(self, next_step: int) -> None:
+        first = next_step - WARM_STEPS
+        walls = np.asarray(self.warm_s)
+        one_offs = num_start_up(walls)
+        self.one_off_steps += one_offs
+        self.one_off_s += float(walls[:one_offs].sum())
+        if not self.reference_s:
+            self.reference_s = walls[one_offs:].tolist()
+        self._classify(walls[one_offs:], first + one_offs, False)
+
+    def _classify(self, walls_s: Floats, first_step: int, opens_epoch: bool) -> None:
+        seen = np.concatenate([np.asarray(self.reference_s), walls_s])
+        middle = float(np.median(seen))
+        mad = float(np.median(np.abs(seen - middle))) * MAD_TO_SD
+        limit = max(OUTLIER_RATIO * middle, middle + OUTLIER_MADS * mad)
+        is_out = walls_s > limit
+        self.pauses.watched += len(walls_s)
+        self.reference_s = seen[-REFERENCE:].tolist()
+        if not is_out.any() and not self.held:
+            self._push(walls_s.tolist())
+            return
+        for i, (wall, out) in enumerate(zip(walls_s.tolist(), is_out.tolist(), strict=True)):
+            step = first_step + i
+            if not out:
+                self._book_held()
+                self._push([wall])
+            elif opens_epoch and i == 0:
+                self._book(self.epoch_starts, step, wall)
+            else:
+                self._hold(step, wall)
+
+    def _hold(self, step: int, wall_s: float) -> None:
+        self.held.append((step, wall_s))
+        if len(self.held) >= SHIFT_RUN:
+            walls = [wall for _, wall in self.held]
+            self.held = []
+            self.reference_s = walls
+            self._push(walls)
+
+    def _book_held(self) -> None:
+        for step, wall in self.held:
+            self._book(self.pauses, step, wall)
+        self.held = []
+
+    def _book(self, book: PauseBook, step: int, wall_s: float) -> None:
+        near = self.recent_s[-REFERENCE:] or self.reference_s
+        base = min(sum(near) / len(near), wall_s)
+        self._push([base])
+        if wall_s > base:
+            book.add(step, wall_s - base, self.origin)
+
+    def _push(self, walls_s: list[float]) -> None:
+        self.recent_s = [*self.recent_s, *walls_s][-RECENT:]
+        self.unscanned += len(walls_s)
+        i = 0
+        while i < len(walls_s):
+            steps, total = (0, 0.0)
+            if self.blocks and self.blocks[-1][0] < self.block_size:
+                steps, total = self.blocks.pop()
+            part = walls_s[i : i + self.block_size - steps]
+            self.blocks.append((steps + len(part), total + sum(part)))
+            i += len(part)
+            if len(self.blocks) == MAX_BLOCKS and self.blocks[-1][0] == self.block_size:
+                self._merge()
+
+    def _merge(self) -> None:
+        pairs = zip(self.blocks[::2], self.blocks[1::2], strict=True)
+        self.blocks = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
+        self.block_size *= 2
+
+    def _scan(self) -> None:
+        self.unscanned = 0
+        found = change_point(np.asarray(self.recent_s))
+        if found is None:
+            return
+        split, ratio = found
+        kept = self.recent_s[split:]
+        unsettled = len(self.held)
+        self.change = Change(step=self.next_step - unsettled - len(kept), ratio=ratio)
+        self.recent_s, self.blocks, self.block_size = [], [], 1
+        self.reference_s = kept[-REFERENCE:]
+        self._push(kept)
+        self.unscanned = 0
+
+    # --- giving out -----------------------------------------------------------------------------
+
+    def level(self) -> Level | None:
+        """The steady step time as known now; ``None`` before the first step."""
+        if not self.blocks:
+            return self._warm_level()
+        blocks = self.blocks
+        if self.is_warming and self.warm_s:  # a resumed process that just began
+            walls = self.warm_s[num_start_up(np.asarray(self.warm_s)) :]
+            blocks = [*blocks, (len(walls), sum(walls))] if walls else blocks
+        steps = np.asarray([n for n, _ in blocks], dtype=float)
+        means = np.asarray([total for _, total in blocks]) / steps
+        return level_of(steps, means)
+
+    def _warm_level(self) -> Level | None:
+        if not self.warm_s:
+            return None
+        walls = np.asarray(self.warm_s)
+        walls = walls[num_start_up(walls) :]
+        return level_of(np.ones(len(walls)), walls)

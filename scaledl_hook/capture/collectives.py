@@ -1,0 +1,211 @@
+"""Collectives of a step: from DDP's own logging and from profiled events.
+
+The comm-hook slot stays the user's: only one may be registered, and it changes numerics.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scaledl.capture.intervals import overlap, total, union
+from scaledl.records import BucketTiming, CommEvent
+
+_LAUNCH = {
+    "c10d::allreduce_": "all_reduce",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::allgather_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::reduce_scatter_": "reduce_scatter",
+    "c10d::alltoall_base_": "all_to_all",
+    "c10d::broadcast_": "broadcast",
+}
+_DEVICE_OPS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "sendrecv": "send_recv",
+}
+_BACKWARD = "autograd::engine::evaluate_function"
+
+
+class RawEvent(NamedTuple):
+    """What is kept of a profiler event: name, start and end in seconds, where it ran."""
+
+    name: str
+    start_s: float
+    end_s: float
+    on_device: bool = False
+
+    @staticmethod
+    def is_wanted(name: str) -> bool:
+        """Whether a host event of this name tells something about communication."""
+        return name.startswith(("gloo:", "c10d::", _BACKWARD)) or "nccl" in name.lower()
+
+
+class Collective(NamedTuple):
+    """One collective of the step; times count from the first event seen."""
+
+    op: str
+    start_s: float
+    end_s: float
+    launched_s: float | None
+
+
+class StepComm(NamedTuple):
+    """Communication of one profiled step. ``origin_s`` is where the backward began."""
+
+    collectives: tuple[Collective, ...]
+    backward: tuple[float, float] | None
+    total_s: float
+    overlap_s: float
+
+    @property
+    def overlap_fraction(self) -> float | None:
+        """Share of the communication that ran beside computation."""
+        return self.overlap_s / self.total_s if self.total_s > 0 else None
+
+    def events(self, buckets: tuple[int, ...], group_size: int) -> tuple[CommEvent, ...]:
+        """The collectives as records; bytes and owner where they are DDP's buckets."""
+        reduces = [c for c in self.collectives if c.op == "all_reduce"]
+        known = dict(zip(reduces, buckets, strict=True)) if len(reduces) == len(buckets) else {}
+        order = {c: i for i, c in enumerate(reduces)}
+        return tuple(
+            CommEvent(
+                op=c.op,
+                group_size=group_size,
+                num_bytes=known.get(c),
+                start_s=c.start_s,
+                duration_s=c.end_s - c.start_s,
+                owner=f"bucket {order[c]}" if c in known else "",
+            )
+            for c in self.collectives
+        )
+
+    def bucket_timings(self, buckets: tuple[int, ...]) -> tuple[BucketTiming, ...]:
+        """When each of DDP's buckets was ready, and its all-reduce's time; empty if they differ."""
+        reduces = [c for c in self.collectives if c.op == "all_reduce"]
+        if self.backward is None or len(reduces) != len(buckets) or not buckets:
+            return ()
+        begin = self.backward[0]
+        return tuple(
+            BucketTiming(
+                num_bytes=size,
+                ready_s=max(0.0, (c.launched_s or c.start_s) - begin),
+                duration_s=c.end_s - c.start_s,
+            )
+            for c, size in zip(reduces, buckets, strict=True)
+        )
+
+
+def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
+    """Collectives, their launch times and their overlap with computation; ``None`` if none ran.
+
+    Events with an end before their start (a known fault of some sessions) are dropped. A launch on
+    the host is paired with the collective by order within its operation.
+    """
+    sane = [e for e in events if e.end_s >= e.start_s > 0]
+    if not sane:
+        return None
+    origin_s = min(e.start_s for e in sane)
+    launches: dict[str, list[float]] = {}
+    comm: list[tuple[str, RawEvent]] = []
+    backward: list[RawEvent] = []
+    kernels: list[RawEvent] = []
+    for event in sane:
+        op = _op_of(event)
+        if op is not None:
+            comm.append((op, event))
+        elif event.on_device:
+            kernels.append(event)
+        elif event.name in _LAUNCH:
+            launches.setdefault(_LAUNCH[event.name], []).append(event.start_s)
+        elif event.name.startswith(_BACKWARD):
+            backward.append(event)
+    if not comm:
+        return None
+    comm.sort(key=lambda pair: pair[1].start_s)
+    for times in launches.values():
+        times.sort()
+    collectives = []
+    counts: dict[str, int] = {}
+    for op, event in comm:
+        index = counts.get(op, 0)
+        counts[op] = index + 1
+        times = launches.get(op, [])
+        launched = times[index] - origin_s if index < len(times) else None
+        collectives.append(
+            Collective(op, event.start_s - origin_s, event.end_s - origin_s, launched)
+        )
+    compute = kernels or backward
+    comm_spans = [(e.start_s, e.end_s) for _, e in comm]
+    frame = None
+    if backward:
+        spans = union((e.start_s, e.end_s) for e in backward)
+        frame = (spans[0][0] - origin_s, spans[-1][1] - origin_s)
+    return StepComm(
+        tuple(collectives),
+        frame,
+        total(comm_spans),
+        overlap(comm_spans, [(e.start_s, e.end_s) for e in compute]),
+    )
+
+
+def _op_of(event: RawEvent) -> str | None:
+    if event.name.startswith("gloo:"):
+        return event.name[5:]
+    lowered = event.name.lower()
+    if event.on_device and "nccl" in lowered:
+        flat = lowered.replace("_", "")
+        return next((op for key, op in _DEVICE_OPS.items() if key in flat), "other")
+    return None
+
+
+class DdpView:
+    """What DDP tells about itself: buckets, group size, whether the user set a comm hook.
+
+    ``_get_ddp_logging_data`` is a private name, so every read may fail and then tells nothing.
+    """
+
+    def __init__(self, module: DistributedDataParallel) -> None:
+        self._module = module
+
+    def buckets(self) -> tuple[int, ...]:
+        """Bytes of the buckets in launch order; final after the first iteration."""
+        data = self._data()
+        text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+        try:
+            return tuple(int(size) for size in str(text).split(",") if size.strip())
+        except ValueError:
+            return ()
+
+    def times_s(self) -> tuple[float, float] | None:
+        """(communication, hidden communication) of the last sampled backward, on the host."""
+        data = self._data()
+        total_ns = data.get("backward_comm_time")
+        hidden_ns = data.get("backward_compute_comm_overlap_time")
+        if not isinstance(total_ns, int) or not isinstance(hidden_ns, int) or total_ns <= 0:
+            return None
+        return total_ns * 1e-9, min(hidden_ns, total_ns) * 1e-9
+
+    def group_size(self) -> int:
+        """Ranks in DDP's process group."""
+        return int(self._module.process_group.size())
+
+    def _data(self) -> dict[str, Any]:
+        try:
+            return dict(self._module._get_ddp_logging_data())
+        except Exception:  # private name, or a reducer that is not built yet
+            return {}
+
+
+def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
+    """The DDP wrapper at or under ``model``, or the one whose forward is running around it."""
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            return module
+    active = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    return active if isinstance(active, DistributedDataParallel) else None

@@ -1,0 +1,132 @@
+"""Which epoch the run is in, how long an epoch is, and where the run will end."""
+
+from scaledl.capture.loaders import Pass
+from scaledl.records import EpochRecord, Progress
+
+
+class EpochBook:
+    """Counts steps and batches of the running epoch and remembers the last whole one.
+
+    Args:
+        initial_step: Steps done before this process (resume).
+        steps_per_epoch: As the user says; what a seen loader's pass tells wins over it.
+    """
+
+    def __init__(
+        self, now_s: float, rank: int, initial_step: int, steps_per_epoch: int | None
+    ) -> None:
+        self._rank = rank
+        self.given = steps_per_epoch
+        self.feeding: Pass | None = None
+        self.epoch = 0
+        self.start_s = now_s
+        self.first_step = initial_step
+        self.excluded_s = 0.0
+        self._initial_step = initial_step
+        self._offset = 0
+        self._resume_open = initial_step > 0
+        self._batches = 0
+        self._samples = 0
+        self._learned: int | None = None
+        self._learned_ratio: float | None = None
+        if steps_per_epoch:
+            self._place_resume(steps_per_epoch)
+
+    def _place_resume(self, per_epoch: int) -> None:
+        self._resume_open = False
+        self.epoch, self._offset = divmod(self._initial_step, per_epoch)
+
+    def begin(self, this: Pass) -> None:
+        """``this`` feeds the epoch that starts."""
+        self.feeding = this
+        self.start_s = this.started_s
+
+    def add_step(self, step: int, batches: int, samples: int) -> None:
+        """Book one step; ``step`` is the count after it."""
+        self._batches += batches
+        self._samples += samples
+        if self._resume_open:
+            per_epoch = self.steps_per_epoch(step)
+            if per_epoch is not None:
+                self._place_resume(per_epoch)
+
+    def batches_per_step(self, step: int) -> float:
+        """Observed batches per optimizer step in this epoch, else in the last whole one."""
+        steps = step - self.first_step
+        if self._learned_ratio is not None and steps < 4:
+            return self._learned_ratio
+        return max(1.0, self._batches / steps) if steps > 0 else 1.0
+
+    def steps_per_epoch(self, step: int) -> int | None:
+        """Steps of one epoch: of the last whole epoch, else from the loader's length.
+
+        The length is a prior: where more batches came than it says, it lied and is dropped.
+        """
+        if self._learned is not None:
+            return self._learned
+        this = self.feeding
+        if this is None or this.length is None or this.num_batches > this.length:
+            return self.given
+        whole = this.length / self.batches_per_step(step)
+        return max(1, -int(-whole // 1))
+
+    def in_epoch(self, step: int) -> int:
+        """Steps done in this epoch, those before a resume included."""
+        return step - self.first_step + self._offset
+
+    def is_full(self, step: int) -> bool:
+        """Whether the given number of steps is done; only asked where no loader is seen."""
+        return bool(self.given) and self.in_epoch(step) >= (self.given or 0)
+
+    def close(self, step: int, end_s: float, *, cut: bool = False) -> EpochRecord | None:
+        """End the epoch at ``end_s``; ``None`` where it had no step. ``cut``: the block ends."""
+        this, self.feeding = self.feeding, None
+        num_steps = step - self.first_step
+        record: EpochRecord | None = None
+        if num_steps > 0:
+            ended = this.has_ended if this is not None else not cut or self.is_full(step)
+            if this is not None and this.has_ended and self._offset == 0:
+                self._learned = num_steps
+                self._learned_ratio = max(1.0, self._batches / num_steps)
+            duration_s = max(0.0, end_s - self.start_s)
+            record = EpochRecord(
+                epoch=self.epoch,
+                rank=self._rank,
+                first_step=self.first_step,
+                num_steps=num_steps,
+                num_batches=self._batches,
+                duration_s=duration_s,
+                train_s=max(0.0, duration_s - self.excluded_s),
+                at_s=end_s,
+                complete=ended,
+                num_samples=self._samples or None,
+            )
+            self.epoch += 1
+            self._offset = 0
+            self._resume_open = False
+        self.start_s = end_s
+        self.first_step = step
+        self.excluded_s = 0.0
+        self._batches = self._samples = 0
+        return record
+
+    def progress(self, step: int, num_epochs: int | None, total_steps: int | None) -> Progress:
+        """Where the run stands; the earlier of the two planned ends wins and is named."""
+        per_epoch = self.steps_per_epoch(step)
+        ends: list[tuple[int, str]] = []
+        if total_steps is not None:
+            ends.append((total_steps, "total_steps"))
+        if num_epochs is not None and per_epoch is not None:
+            start = self.first_step - self._offset
+            ends.append((start + max(0, num_epochs - self.epoch) * per_epoch, "epochs"))
+        end = min(ends, default=None)
+        return Progress(
+            step=step,
+            epoch=self.epoch,
+            step_in_epoch=self.in_epoch(step),
+            first_step=self._initial_step,
+            total_steps=end[0] if end else None,
+            num_epochs=num_epochs,
+            steps_per_epoch=per_epoch,
+            limited_by=end[1] if end else None,
+        )

@@ -1,0 +1,236 @@
+"""Sees every pass over a DataLoader: its start, its waits, its end.
+
+``DataLoader.__iter__`` (and torchdata's ``StatefulDataLoader.__iter__``) are replaced by name while
+at least one ``track`` is open and put back when the last one closes. There is no public hook for
+this. The loader's own iterator does all the work; a proxy stands around it.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
+
+
+class Pass:
+    """One pass over one loader: what the clock has to know about it.
+
+    ``wait_s`` is the waiting not yet booked to a step; ``is_open`` turns false when the data end or
+    the iterator is dropped, ``has_ended`` only when the data end.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "drop_last",
+        "explicit",
+        "fresh",
+        "has_ended",
+        "is_eval",
+        "is_open",
+        "key",
+        "length",
+        "num_batches",
+        "num_samples",
+        "started_s",
+        "wait_s",
+    )
+
+    def __init__(self, loader: object, started_s: float, *, explicit: bool = False) -> None:
+        self.key = id(loader)
+        self.started_s = started_s
+        self.explicit = explicit
+        self.length = length_of(loader)
+        size = getattr(loader, "batch_size", None)
+        self.batch_size: int | None = size if isinstance(size, int) else None
+        self.drop_last = getattr(loader, "drop_last", None) is True
+        self.num_samples = length_of(getattr(loader, "dataset", None))
+        self.num_batches = 0
+        self.fresh = 0  # batches since the last step boundary
+        self.wait_s = 0.0
+        self.is_eval = False
+        self.is_open = True
+        self.has_ended = False
+
+
+class LoaderListener(Protocol):
+    """What the clock offers to the proxies; all calls come on the thread that trains."""
+
+    def on_pass_start(self, this: Pass) -> None: ...
+    def on_fetch(self, this: Pass, start_s: float) -> None: ...
+    def on_batch(self, this: Pass, start_s: float, end_s: float, batch: Any) -> None: ...
+    def on_pass_end(self, this: Pass, start_s: float, end_s: float) -> None: ...
+
+
+def length_of(loader: object) -> int | None:
+    """``len(loader)``, or ``None`` where it has none or does not tell."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except Exception:  # a user's __len__ may raise anything; an unknown length is no error
+        return None
+
+
+class ProxyIterator:
+    """The loader's iterator with a stop-watch; everything else is handed on."""
+
+    __slots__ = ("_clock", "_inner", "_listener", "_pass", "_thread")
+
+    def __init__(
+        self,
+        inner: Iterator[Any],
+        this: Pass,
+        listener: LoaderListener,
+        clock: Callable[[], float],
+    ) -> None:
+        self._inner = inner
+        self._pass = this
+        self._listener = listener
+        self._clock = clock
+        self._thread = threading.get_ident()
+
+    def __iter__(self) -> "ProxyIterator":
+        return self
+
+    def __next__(self) -> Any:
+        if threading.get_ident() != self._thread:
+            return next(self._inner)  # a prefetching thread of the user: not the training's wait
+        this, listener = self._pass, self._listener
+        start_s = self._clock()
+        listener.on_fetch(this, start_s)
+        # A generator around a loader (tqdm) opens it at the first fetch, not at iter().
+        _watch.muted += this.explicit
+        try:
+            batch = next(self._inner)
+        except StopIteration:
+            listener.on_pass_end(this, start_s, self._clock())
+            raise
+        finally:
+            _watch.muted -= this.explicit
+        listener.on_batch(this, start_s, self._clock(), batch)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __del__(self) -> None:
+        self._pass.is_open = False  # a loop left by break drops its iterator
+
+
+class TrackedIterable:
+    """``run.loader(iterable)``: any iterable, declared by the user to be what feeds the training."""
+
+    def __init__(
+        self, iterable: Iterable[Any], listener: LoaderListener, clock: Callable[[], float]
+    ) -> None:
+        self._iterable = iterable
+        self._listener = listener
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[Any]:
+        this = Pass(self._iterable, self._clock(), explicit=True)
+        with _Muted():  # a DataLoader inside must not report a second pass
+            inner = iter(self._iterable)
+        self._listener.on_pass_start(this)
+        return ProxyIterator(inner, this, self._listener, self._clock)
+
+    def __len__(self) -> int:
+        return len(self._iterable)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterable, name)
+
+
+class _Watch:
+    """The one patch of the process and those who listen to it."""
+
+    def __init__(self) -> None:
+        self.listeners: list[tuple[LoaderListener, Callable[[], float], int]] = []
+        self.originals: list[tuple[type, Any, Any]] = []
+        self.muted = 0
+        self.pid = os.getpid()
+
+    def install(self) -> None:
+        for owner in _loader_classes():
+            original = owner.__dict__["__iter__"]
+            wrapper = _wrap(original)
+            owner.__iter__ = wrapper  # type: ignore[attr-defined]
+            self.originals.append((owner, original, wrapper))
+
+    def restore(self) -> None:
+        for owner, original, wrapper in self.originals:
+            # Somebody may have wrapped ours in the meantime; theirs then stays and ours only
+            # passes calls on.
+            if owner.__dict__.get("__iter__") is wrapper:
+                owner.__iter__ = original  # type: ignore[attr-defined]
+        self.originals.clear()
+
+
+_watch = _Watch()
+
+
+class _Muted:
+    def __enter__(self) -> None:
+        _watch.muted += 1
+
+    def __exit__(self, *exc: object) -> None:
+        _watch.muted -= 1
+
+
+def _loader_classes() -> list[type]:
+    classes: list[type] = [DataLoader]
+    stateful = sys.modules.get("torchdata.stateful_dataloader")
+    extra = getattr(stateful, "StatefulDataLoader", None)
+    if isinstance(extra, type) and "__iter__" in extra.__dict__:
+        classes.append(extra)
+    return classes
+
+
+def _reports_to(iterator: Iterator[Any], listener: LoaderListener) -> bool:
+    """Whether a proxy of ``listener`` stands around already (a subclass called ``super``)."""
+    while isinstance(iterator, ProxyIterator):
+        if iterator._listener is listener:
+            return True
+        iterator = iterator._inner
+    return False
+
+
+def _wrap(original: Any) -> Any:
+    def __iter__(self: Any) -> Iterator[Any]:  # noqa: N807 -- it takes the place of that method
+        iterator: Iterator[Any] = original(self)
+        if _watch.muted or not _watch.listeners or os.getpid() != _watch.pid:
+            return iterator
+        thread = threading.get_ident()
+        for listener, clock, owner_thread in _watch.listeners:
+            if thread != owner_thread or _reports_to(iterator, listener):
+                continue
+            this = Pass(self, clock())
+            listener.on_pass_start(this)
+            iterator = ProxyIterator(iterator, this, listener, clock)
+        return iterator
+
+    __iter__.__wrapped__ = original  # type: ignore[attr-defined]
+    return __iter__
+
+
+def watch_loaders(
+    listener: LoaderListener, clock: Callable[[], float] = time.perf_counter
+) -> Callable[[], None]:
+    """Report every pass over a DataLoader on this thread to ``listener``; return the undo."""
+    if not _watch.listeners:
+        _watch.pid = os.getpid()
+        _watch.install()
+    entry = (listener, clock, threading.get_ident())
+    _watch.listeners.append(entry)
+
+    def undo() -> None:
+        if entry in _watch.listeners:
+            _watch.listeners.remove(entry)
+        if not _watch.listeners:
+            _watch.restore()
+
+    return undo

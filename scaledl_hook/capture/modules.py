@@ -1,0 +1,256 @@
+"""Forward and backward time of each layer in one sampled step, through public hooks.
+
+Hooks sit on the leaves for one step only. Forward times are taken between a pre- and a post-hook;
+backward times from pre-hooks on the autograd nodes of each layer's output (its backward begins) and
+input (its backward is done). The stamps are read after the step, on a GPU some steps later.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from scaledl.capture import graph
+from scaledl.capture.graph import OUTSIDE, LayerCall, Walk
+from scaledl.capture.inert import Hook
+from scaledl.capture.names import leaves, unwrap
+from scaledl.capture.root import DeviceMarks, RootSensor
+from scaledl.capture.tensors import tensors_in
+from scaledl.capture.timers import Timer
+from scaledl.records import LayerGraph, LayerTiming
+
+MAX_LAYERS = 600  # hooked in one window; a larger model is timed a part at a time
+
+
+class LayerTimes:
+    """What a window showed, in seconds: layers and what is outside them."""
+
+    def __init__(
+        self,
+        layers: tuple[LayerTiming, ...],
+        forward_s: float,
+        backward_s: float,
+        exposed_s: float,
+        outside_forward_s: float,
+        outside_backward_s: float | None,
+    ) -> None:
+        self.layers = layers
+        self.forward_s = forward_s
+        self.backward_s = backward_s
+        self.exposed_s = exposed_s
+        self.outside_forward_s = outside_forward_s
+        self.outside_backward_s = outside_backward_s
+
+
+class LayerWindow:
+    """Hooks for one step: ``attach``, one training step, ``detach``, later ``read``.
+
+    Args:
+        model: The tracked module; its wrappers are looked through.
+        root: The sensor of the whole module; it gives the frame the layers stand in.
+        timer: Takes the stamps.
+        want_graph: Whether to build the layer graph from the first forward.
+        part: Which part of a model with more than ``MAX_LAYERS`` leaves to time.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        root: RootSensor,
+        timer: Timer,
+        on_error: Callable[[Exception], None],
+        *,
+        want_graph: bool = True,
+        part: int = 0,
+    ) -> None:
+        self._root = root
+        self._timer = timer
+        self._on_error = on_error
+        self._want_graph = want_graph
+        every = [(n, m) for n, m in leaves(unwrap(model)) if _can_hook(m)]
+        parts = max(1, -(-len(every) // MAX_LAYERS))
+        self.is_partial = parts > 1
+        start = (part % parts) * MAX_LAYERS
+        self._leaves = every[start : start + MAX_LAYERS]
+        self._handles: list[Any] = []
+        self._active = False
+        self._calls: list[LayerCall] = []
+        self._open: dict[int, tuple[Any, LayerCall | None]] = {}
+        self._forward: list[tuple[str, Any, Any]] = []  # (fqn, first, last) in time order
+        self._backward: list[tuple[str, bool, Any]] = []  # (fqn, begins, stamp) in time order
+        self._feeds: dict[str, str] = {}
+        self._marks = DeviceMarks()
+        self.graph: LayerGraph | None = None
+
+    def attach(self) -> None:
+        """Place the hooks; the step that follows is the sampled one."""
+        self._active = True
+        for fqn, module in self._leaves:
+            enter, leave = self._hooks_for(fqn)
+            self._handles.append(module.register_forward_pre_hook(Hook(enter), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(Hook(leave), with_kwargs=True))
+        self._root.timer = self._timer
+        self._root.marks = self._marks
+        self._root.after_forward = self._after_root
+
+    def detach(self) -> None:
+        """Remove the hooks; the stamps stay until read."""
+        self._active = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._root.marks is self._marks:
+            self._root.timer = self._root.marks = self._root.after_forward = None
+        self._calls.clear()
+        self._open.clear()
+
+    def is_ready(self) -> bool:
+        """Whether all stamps can be read without waiting."""
+        spans = [*self._marks.forward, *self._marks.backward, *self._marks.exposed]
+        return all(self._timer.is_ready(last) for _, last in spans)
+
+    # --- hooks --------------------------------------------------------------------------------
+
+    def _hooks_for(self, fqn: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if torch.compiler.is_compiling() or not self._active:
+                return
+            try:
+                self._enter(fqn, module, args, kwargs)
+            except Exception as error:
+                self._on_error(error)
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if torch.compiler.is_compiling() or not self._active:
+                return
+            try:
+                self._leave(fqn, module, args, kwargs, output)
+            except Exception as error:
+                self._on_error(error)
+
+        return enter, leave
+
+    def _enter(self, fqn: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            first = next(tensors_in((args, kwargs), limit=1), None)
+            if first is not None and first.grad_fn is not None:
+                self._watch(first.grad_fn, fqn, begins=False)
+        call = None
+        if self._want_graph and self.graph is None:
+            call = LayerCall(fqn, module)
+            call.take_inputs(args, kwargs)
+        self._open[id(module)] = (self._timer.mark(), call)
+
+    def _leave(self, fqn: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        last = self._timer.mark()
+        first, call = self._open.pop(id(module), (None, None))
+        if call is not None:
+            call.take_output(args, kwargs, output)
+            self._calls.append(call)
+        if torch._C._current_graph_task_id() == -1 and first is not None:
+            # Else: recomputation inside the backward, which is part of the backward's time.
+            self._forward.append((fqn, first, last))
+        for tensor in tensors_in(output, limit=1):
+            if tensor.grad_fn is not None:
+                self._watch(tensor.grad_fn, fqn, begins=True)
+
+    def _watch(self, node: Any, fqn: str, *, begins: bool) -> None:
+        def stamp(grads: Any) -> None:
+            if self._active and not torch.compiler.is_compiling():
+                try:
+                    self._backward.append((fqn, begins, self._timer.mark()))
+                except Exception as error:
+                    self._on_error(error)
+
+        node.register_prehook(stamp)
+
+    def _after_root(self, output: Any) -> None:
+        if not self._want_graph or self.graph is not None or not self._calls:
+            return
+        walk = Walk(self._calls, output)
+        for attention in walk.attention:
+            self._watch(attention.node, attention.fqn, begins=True)
+        self._feeds = walk.feeds
+        self.graph = graph.build(self._calls, walk)
+        self._calls.clear()  # they hold autograd nodes
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def read(self) -> LayerTimes | None:
+        """Times of the sampled step; ``None`` where no forward was seen."""
+        if not self._marks.forward or not self._forward:
+            return None
+        between = self._timer.between_s
+        forward_s = sum(between(a, b) for a, b in self._marks.forward)
+        backward_s = sum(between(a, b) for a, b in self._marks.backward)
+        exposed_s = sum(between(a, b) for a, b in self._marks.exposed)
+        forward, calls = self._read_forward()
+        backward = self._read_backward()
+        layers = tuple(
+            LayerTiming(
+                fqn=fqn,
+                forward_s=seconds,
+                backward_s=backward.get(fqn),
+                num_calls=calls[fqn],
+                source="events" if self._timer.source == "events" else "clock",
+            )
+            for fqn, seconds in forward.items()
+        )
+        outside_backward = None
+        if self._marks.backward:
+            known = sum(s for fqn, s in backward.items() if fqn in forward)
+            outside_backward = max(0.0, backward_s - known)
+        return LayerTimes(
+            layers,
+            forward_s,
+            backward_s,
+            exposed_s,
+            max(0.0, forward_s - sum(forward.values())),
+            outside_backward,
+        )
+
+    def _read_forward(self) -> tuple[dict[str, float], dict[str, int]]:
+        times: dict[str, float] = {}
+        calls: dict[str, int] = {}
+        previous: Any = None
+        for fqn, first, last in self._forward:
+            source = self._feeds.get(fqn)
+            if source is not None and previous is not None:
+                # The attention ran between the layer before its consumer and the consumer.
+                gap_s = max(0.0, self._timer.between_s(previous, first))
+                times[source] = times.get(source, 0.0) + gap_s
+                calls[source] = calls.get(source, 0) + 1
+            times[fqn] = times.get(fqn, 0.0) + max(0.0, self._timer.between_s(first, last))
+            calls[fqn] = calls.get(fqn, 0) + 1
+            previous = last
+        return times, calls
+
+    def _read_backward(self) -> dict[str, float]:
+        """Backward time by layer: from "begins" to its own "input done" or the next "begins".
+
+        A stamp "input done" lies on the node before the layer. It comes late where that node waits
+        for other branches; the next layer's "begins" then closes the time.
+        """
+        times: dict[str, float] = {}
+        stamps = self._backward
+        ends = [last for _, last in self._marks.backward]
+        for index, (fqn, begins, stamp) in enumerate(stamps):
+            if not begins or not ends:
+                continue
+            closing = ends[-1]
+            for other, other_begins, other_stamp in stamps[index + 1 :]:
+                if other_begins or other == fqn:
+                    closing = other_stamp
+                    break
+            seconds = self._timer.between_s(stamp, closing)
+            times[fqn] = times.get(fqn, 0.0) + max(0.0, seconds)
+        return times
+
+
+def _can_hook(module: nn.Module) -> bool:
+    """Not inside a region compiled in place: hooks placed after compilation never fire."""
+    return getattr(module, "_compiled_call_impl", None) is None
+
+
+__all__ = ["MAX_LAYERS", "OUTSIDE", "LayerTimes", "LayerWindow"]

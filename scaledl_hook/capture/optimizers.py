@@ -1,0 +1,82 @@
+"""Sees optimizer steps through torch's public global hooks, one report per ``step()``."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+
+class OptimizerSensor:
+    """Reports ``on_step(start_s, end_s)`` for optimizers of the tracked model.
+
+    An optimizer counts if it holds a parameter of the model. One that holds none (fp32 master
+    copies) counts until one that does is seen. ZeRO and subclasses that call ``super().step()``
+    report nested calls; the clock tells them by their times. These hooks must not look whether dynamo compiles:
+    a compiled ``opt.step`` runs them eagerly and would be missed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        on_step: Callable[[float, float], None],
+        clock: Callable[[], float],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._on_step = on_step
+        self._clock = clock
+        self._on_error = on_error
+        self._is_ours: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._seen_ours = False
+        self._starts_s: list[float] = []
+        self._handles: list[Any] = []
+        self.first: Callable[[Optimizer], None] | None = None
+
+    def start(self) -> None:
+        """Attach the two global hooks."""
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def stop(self) -> None:
+        """Remove them."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._starts_s.append(self._clock())
+        if len(self._starts_s) > 16:  # steps that raised left their start behind
+            del self._starts_s[:-8]
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        try:
+            start_s = self._starts_s.pop()
+            if self._counts(optimizer):
+                self._on_step(start_s, self._clock())
+        except Exception as error:
+            self._on_error(error)
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        ours = self._is_ours.get(optimizer)
+        if ours is None:
+            ours = self._is_ours[optimizer] = self._holds_parameter(optimizer)
+            self._seen_ours = self._seen_ours or ours
+            if ours and self.first is not None:
+                first, self.first = self.first, None
+                first(optimizer)
+        return ours or not self._seen_ours
+
+    def _holds_parameter(self, optimizer: Optimizer) -> bool:
+        model = self._model()
+        if model is None:
+            return False
+        known = {id(p) for p in model.parameters()}
+        return any(id(p) in known for group in optimizer.param_groups for p in group["params"])

@@ -1,0 +1,182 @@
+"""All sensors of one tracked model, started and stopped together."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+from scaledl.capture.border import Border
+from scaledl.capture.clock import Sink, StepClock
+from scaledl.capture.collectives import DdpView, find_ddp
+from scaledl.capture.environ import Environment, device_of, read_environment, read_plan
+from scaledl.capture.guard import GUARD
+from scaledl.capture.loaders import TrackedIterable, watch_loaders
+from scaledl.capture.modules import LayerWindow
+from scaledl.capture.names import is_compiled
+from scaledl.capture.optimizers import OptimizerSensor
+from scaledl.capture.profile import ProfileSession
+from scaledl.capture.root import RootSensor
+from scaledl.capture.sampler import Sampler, open_device
+from scaledl.capture.timers import EventTimer, HostTimer, Timer
+from scaledl.capture.windows import Windows
+from scaledl.records import DeviceSample, LayerGraph, ProfileWindow, StepRecord
+
+
+class CaptureSink(Sink, Protocol):
+    """What a :class:`Capture` delivers beside the clock's records."""
+
+    def on_window(self, window: ProfileWindow) -> None: ...
+    def on_graph(self, graph: LayerGraph) -> None: ...
+    def on_sample(self, sample: DeviceSample) -> None: ...
+    def on_error(self, sensor: str, error: Exception) -> None: ...
+
+
+class Capture:
+    """Watches one model. ``start`` attaches, ``stop`` leaves everything as it was.
+
+    Args:
+        model: What the user trains, wrappers included.
+        sink: Takes the records, on the training thread (samples on the sampler's).
+        profile: Whether steps may be profiled at all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sink: CaptureSink,
+        *,
+        initial_step: int = 0,
+        steps_per_epoch: int | None = None,
+        loader: object | None = None,
+        profile: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._model = model
+        self._sink = sink
+        self._now = clock
+        self._loader = loader  # kept alive: the clock knows it by its id
+        self.environment: Environment = read_environment(model)
+        self.plan, self.remark = read_plan(model, self.environment.world_size)
+        device = device_of(model)
+        is_host = device.type == "cpu"
+        self.clock = StepClock(
+            sink,
+            clock(),
+            rank=self.environment.rank,
+            initial_step=initial_step,
+            steps_per_epoch=steps_per_epoch,
+            loader_key=None if loader is None else id(loader),
+            host_parts=is_host,
+        )
+        self.border = Border(self.clock, lambda e: sink.on_error("step clock", e))
+        self._timer: Timer = HostTimer(clock) if device.type != "cuda" else EventTimer()
+        self._root = RootSensor(
+            model, self.border, clock, lambda e: self._off("forward and backward", e)
+        )
+        self._optimizers = OptimizerSensor(
+            model, self.border.on_optimizer, clock, lambda e: self._off("optimizer", e)
+        )
+        use_profiler = profile and self.environment.world_size > 1
+        self._guarded = use_profiler
+        self.windows = Windows(
+            rank=self.environment.rank,
+            timer=self._timer,
+            make_layer_window=self._layer_window,
+            make_session=(lambda: ProfileSession(cuda=not is_host)) if use_profiler else None,
+            ddp=self.ddp,
+            take=sink.on_window,
+            take_graph=sink.on_graph,
+            mark_sampled=self._mark_sampled,
+            clock=clock,
+        )
+        if isinstance(model, DataParallel) or is_compiled(model):
+            self.windows.layers_off = isinstance(model, DataParallel)
+        self.sampler = Sampler(
+            open_device(device, lambda text: sink.on_guess("device", text)),
+            sink.on_sample,
+            lambda e: sink.on_error("device sensor", e),
+        )
+        self._undo: list[tuple[str, Callable[[], None]]] = []
+
+    def start(self) -> None:
+        """Attach every sensor; one that fails to attach is told and left out."""
+        steps: list[tuple[str, Callable[[], None], Callable[[], None]]] = [
+            ("forward and backward", self._root.start, self._root.stop),
+            ("optimizer", self._optimizers.start, self._optimizers.stop),
+            ("device sensor", self.sampler.start, self.sampler.stop),
+        ]
+        if self._guarded:
+            steps.append(("profiler guard", GUARD.install, GUARD.remove))
+        for name, start, stop in steps:
+            try:
+                start()
+                self._undo.append((name, stop))
+            except Exception as error:
+                self._sink.on_error(name, error)
+        try:
+            self._undo.append(("loaders", watch_loaders(self.border, self._now)))
+        except Exception as error:
+            self._sink.on_error("loaders", error)
+
+    def stop(self) -> None:
+        """Close the running step and epoch, then detach all; each part on its own."""
+        ends: list[tuple[str, Callable[[], None]]] = [
+            ("step clock", lambda: self.border.call(lambda: self.clock.stop(self._now()))),
+            ("windows", self.windows.stop),
+            *reversed(self._undo),
+        ]
+        self._undo = []
+        for name, end in ends:
+            try:
+                end()
+            except Exception as error:
+                self._sink.on_error(name, error)
+
+    def step_ended(self, step: StepRecord) -> None:
+        """The clock closed a step: windows end and begin here."""
+        try:
+            self.windows.boundary(step)
+        except Exception as error:
+            self.windows.layers_off = True
+            self.windows.stop()
+            self._mark_sampled(False)
+            self._sink.on_error("layer and communication windows", error)
+
+    def ddp(self) -> DdpView | None:
+        """What DDP tells, where the model or what stands around it is DDP."""
+        found = find_ddp(self._model)
+        return DdpView(found) if found is not None else None
+
+    def wrap(self, iterable: Any) -> TrackedIterable:
+        """``run.loader``: any iterable as the training loader."""
+        return TrackedIterable(iterable, self.border, self._now)
+
+    def _layer_window(self, part: int, want_graph: bool) -> LayerWindow:
+        return LayerWindow(
+            self._model,
+            self._root,
+            self._timer,
+            self._window_failed,
+            want_graph=want_graph,
+            part=part,
+        )
+
+    def _mark_sampled(self, sampled: bool) -> None:
+        self.clock.sampled = sampled
+
+    def _off(self, sensor: str, error: Exception) -> None:
+        self._root.stop()
+        self._sink.on_error(sensor, error)
+
+    def _window_failed(self, error: Exception) -> None:
+        # Called from inside a hook: the window ends at the next boundary and none follows.
+        self.windows.layers_off = True
+        self._sink.on_error("layer times", error)
+
+
+def torch_version() -> str:
+    """The running torch."""
+    return str(torch.__version__)

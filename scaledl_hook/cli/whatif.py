@@ -1,0 +1,128 @@
+"""``scaledl what-if``: the same training on other counts."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from scaledl.cli.stream import (
+    NO_OPTION,
+    HomeOption,
+    JsonOption,
+    RunArgument,
+    look_of_stdout,
+    write_out,
+)
+from scaledl.errors import UsageError
+from scaledl.past import PastRun, open_run
+from scaledl.records import ScalingReport
+from scaledl.report.console import render_report
+from scaledl.report.jsonable import report_to_dict, to_json
+from scaledl.report.scaling import counts_within
+from scaledl.units import parse_seconds, printable
+
+SHORT_HELP = "Forecast a recorded run on other numbers of GPUs."
+HELP = (
+    "Example: scaledl what-if latest --gpus 1,2,4,8-64 --price 2.49 --deadline 12h\n\n"
+    "Forecast a recorded run on other numbers of GPUs; 8-64 means 8, 16, 32, 64.\n\n"
+    "step: time between two optimizer steps, with its interval. epoch: the same data once. speed: "
+    "against the recorded count. eff.: work per GPU, the smallest count is 100 %. cost, energy: of "
+    "one epoch. measured: that count was run. between: between two counts that were run. ~: beyond "
+    "twice the largest count run. prior: nothing of the kind was run. limited by: the largest cost "
+    "beside compute, with its share of the step.\n\n"
+    "With --deadline or --budget the exit code is 3 if no count keeps it at the upper end of its "
+    "interval."
+)
+
+
+class Fixed(StrEnum):
+    """What stays the same when the count changes."""
+
+    BATCH_PER_GPU = "batch-per-gpu"
+    GLOBAL_BATCH = "global-batch"
+
+
+def run(
+    name: RunArgument = "latest",
+    gpus: Annotated[str | None, typer.Option("--gpus", help="Counts, such as 1,2,4,8-64.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", help="Of the machines in question.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option("--link", help="Between nodes: 200Gb/s, 25GB/s or a class.")
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Dollars a GPU-hour.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", help="Longest time for the rest, such as 12h.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Most dollars for the rest; needs a price.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", min=1, help="Length of the training [as recorded].")
+    ] = None,
+    fixed: Annotated[
+        Fixed, typer.Option("--fixed", help="What stays the same.")
+    ] = Fixed.GLOBAL_BATCH,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the what-if report to standard output."""
+    deadline_s = None if deadline is None else parse_seconds(deadline)
+    past = open_run(name, home)
+    report = past.what_if(
+        gpus,
+        usd_per_gpu_hour=price,
+        batch_rule="fixed-per-gpu" if fixed is Fixed.BATCH_PER_GPU else "fixed-global",
+        gpus_per_node=gpus_per_node,
+        inter=link,
+        epochs=epochs,
+    )
+    limited = deadline_s is not None or budget is not None
+    if limited:
+        _check_answerable(report, deadline_s, budget)
+    within = counts_within(report, deadline_s=deadline_s, budget_usd=budget) if limited else ()
+    if json:
+        value = report_to_dict(report)
+        if limited:
+            value |= {"deadline_s": deadline_s, "budget_usd": budget, "counts_within": within}
+        write_out(to_json(value))
+    else:
+        write_out(_text(past, report, epochs))
+        if limited:
+            write_out(_verdict(within, deadline, budget))
+    if limited and not within:
+        raise typer.Exit(NO_OPTION)
+
+
+def _check_answerable(
+    report: ScalingReport, deadline_s: float | None, budget: float | None
+) -> None:
+    """Refuse a question whose facts are unknown, rather than answer that nothing fits."""
+    if all(row.remaining_s is None for row in report.rows):
+        what = "--budget" if deadline_s is None else "--deadline"
+        raise UsageError(f"{what} needs the run's length, which is unknown. Pass --epochs 30.")
+    if budget is not None and all(row.cost_usd is None for row in report.rows):
+        raise UsageError(f"--budget {budget:g} needs a price, which is unknown. Pass --price 2.49.")
+
+
+def _text(past: PastRun, report: ScalingReport, epochs: int | None) -> str:
+    look = look_of_stdout()
+    return render_report(
+        report,
+        width=look.width,
+        unicode=look.unicode,
+        color=look.color,
+        cpu_run=past.measurements[-1].host_shared,
+        epochs_left=past.remaining_epochs(epochs),
+        whole_run=past.ended is not None,
+    )
+
+
+def _verdict(within: tuple[int, ...], deadline: str | None, budget: float | None) -> str:
+    asked = [f"deadline {printable(deadline)}"] if deadline is not None else []
+    asked += [f"budget ${budget:,.0f}"] if budget is not None else []
+    question = " and ".join(asked)
+    if not within:
+        return f"No count keeps the {question} (at the upper end of its interval)."
+    return f"These counts keep the {question}: {', '.join(map(str, within))}."

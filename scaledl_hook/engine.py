@@ -1,0 +1,488 @@
+"""One tracked run from the inside: takes what capture delivers and keeps everything else going.
+
+Runs on the training thread, between steps. A step costs microseconds here; once a second the ETA is
+brought up to date and the live line may be drawn; at an epoch's end the report is made.
+"""
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from scaledl._version import __version__
+from scaledl.capture.meeting import Meeting
+from scaledl.capture.session import Capture, torch_version
+from scaledl.config import TrackConfig
+from scaledl.errors import is_strict
+from scaledl.journal import Journal
+from scaledl.narrator import Narrator, summarise_epoch
+from scaledl.outlook import Outlook, require
+from scaledl.predictor.devices import default_links, find_gpu
+from scaledl.predictor.eta import EtaEstimator
+from scaledl.records import (
+    ClusterSpec,
+    DeviceSample,
+    EpochRecord,
+    Eta,
+    GpuSpec,
+    LayerGraph,
+    ParallelPlan,
+    PhaseRecord,
+    ProfileWindow,
+    Progress,
+    RunEnd,
+    RunInfo,
+    ScalingReport,
+    StepRecord,
+)
+from scaledl.speaker import Speaker
+from scaledl.store import home_dir, new_run_id, read_tail
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_log = logging.getLogger("scaledl")
+
+FLUSH_S = 1.0
+# A report costs milliseconds; with very short epochs only so many of them are made.
+REPORT_SHARE = 0.003
+_num_runs = 0
+
+
+class Engine:
+    """Everything behind one open ``track`` block."""
+
+    def __init__(self, model: "nn.Module", config: TrackConfig, loader: object | None) -> None:
+        global _num_runs
+        _num_runs += 1
+        self._config = config
+        self._model_name = _model_name(model)
+        self._wall_offset_s = time.time() - time.perf_counter()
+        self._started_s = time.perf_counter()
+        self._closing = False
+        self._errors: list[Exception] = []
+        self._off: dict[str, str] = {}
+        self.capture = Capture(
+            model,
+            self,
+            initial_step=config.initial_step,
+            steps_per_epoch=config.steps_per_epoch,
+            loader=loader,
+            profile=config.profile,
+        )
+        environment = self.capture.environment
+        self._rank = environment.rank
+        self._narrator = Narrator(Speaker(config.report, environment.rank == 0), time.time)
+        self._home = home_dir()
+        runs = Path(config.run_dir) if config.run_dir else self._home / "runs"
+        self.journal = Journal(runs, environment.rank, lambda text: self.on_guess("store", text))
+        self._meeting = Meeting(environment.rank, environment.world_size, _num_runs)
+        self._cluster = _cluster(environment, config)
+        self._outlook = Outlook(config, self._cluster, runs.parent, host_shared=environment.is_cpu)
+        self.estimator = EtaEstimator()
+        self.eta: Eta | None = None
+        self._fresh: list[StepRecord] = []
+        self._epoch_steps: list[tuple[float, float]] = []
+        self._phases_s: dict[str, float] = {}
+        self._last_flush_s = self._started_s
+        self._last_report_s = self._started_s
+        self._report_cost_s = 0.0
+        self._own_s = 0.0
+        self._train_s = 0.0
+
+    # --- start and end ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Attach the sensors and open the run's folder."""
+        self._own_id = new_run_id(time.time(), self._model_name)
+        if self._rank == 0:
+            self._open(self._own_id)
+        elif self._meeting.is_over:
+            self._open(f"{self._own_id}-rank{self._rank}")
+        self.capture.start()
+        if self.capture.remark:
+            self.on_guess("plan", self.capture.remark)
+
+    def detach(self) -> None:
+        """Take every sensor off; used where entering failed half way."""
+        self._closing = True
+        self.capture.stop()
+        self.journal.close()
+
+    def finish(self, *, failed: bool) -> None:
+        """Leave: sensors off first, then the last epoch's report, the end and the files."""
+        self._closing = True
+        self.capture.stop()
+        for part in (lambda: self._finish(failed), self.journal.close):
+            try:
+                part()
+            except Exception as error:
+                self.on_error("end of the run", error)
+        if self._errors and is_strict() and not failed:
+            raise self._errors[0]
+
+    def _finish(self, failed: bool) -> None:
+        now_s = time.perf_counter()
+        self._flush(now_s, draw=False)
+        if self.journal.run_id is None:
+            self._open(f"{self._own_id}-rank{self._rank}")
+        self.journal.close_block(self._wall(now_s))
+        progress = self.progress()
+        early = progress.total_steps is not None and progress.step < progress.total_steps
+        end = RunEnd(
+            at_s=self._wall(now_s),
+            step=progress.step,
+            outcome="exception" if failed else "stopped-early" if early else "finished",
+            overhead_fraction=self.overhead_fraction,
+        )
+        self.journal.write(end)
+        if self._rank == 0:
+            duration_s = now_s - self._started_s
+            price = self._cluster.usd_per_gpu_hour
+            gpu_hours = duration_s / 3600 * self._cluster.num_gpus
+            self._narrator.end(
+                end,
+                run=self.journal.run_id or "",
+                duration_s=duration_s,
+                num_steps=progress.step - progress.first_step,
+                energy_j=self.capture.sampler.energy_j,
+                cost_usd=None if price is None else price * gpu_hours,
+            )
+
+    def _open(self, run_id: str) -> None:
+        self.journal.open(run_id)
+        if self._rank == 0 or "-rank" in run_id:
+            self._write_info(self.capture.plan)
+
+    def _write_info(self, plan: ParallelPlan) -> None:
+        self.journal.write_info(
+            RunInfo(
+                run_id=self.journal.run_id or "",
+                started_at=self._wall(self._started_s),
+                model=self._model_name,
+                cluster=self._cluster,
+                plan=plan,
+                scaledl_version=__version__,
+                torch_version=torch_version(),
+                epochs=self._config.epochs,
+                total_steps=self._config.total_steps,
+            )
+        )
+
+    # --- what capture delivers ----------------------------------------------------------------
+
+    def on_step(self, step: StepRecord) -> None:
+        """A step ended: hot path, microseconds."""
+        now_s = self.capture.clock.boundary_s
+        self._fresh.append(step)
+        self._outlook.add_step(step)
+        self._train_s += step.wall_s
+        if not step.tags:
+            waited_s = step.comm_exposed_s or 0.0
+            self._epoch_steps.append((step.wall_s, step.wall_s - waited_s))
+        self.capture.step_ended(step)
+        if now_s - self._last_flush_s >= FLUSH_S or len(self._fresh) >= 500:
+            self._flush(time.perf_counter())
+
+    def on_phase(self, phase: PhaseRecord) -> None:
+        """A phase ended."""
+        self._flush(time.perf_counter(), draw=False)
+        phase = msgspec.structs.replace(phase, at_s=self._wall(phase.at_s))
+        self._phases_s[phase.kind] = self._phases_s.get(phase.kind, 0.0) + phase.duration_s
+        self.estimator.on_phase(phase)
+        self.journal.write(phase)
+
+    def on_epoch(self, epoch: EpochRecord) -> None:
+        """An epoch ended: learn, forecast, report."""
+        begin_s = time.perf_counter()
+        self._flush(begin_s, draw=False)
+        walls, own = zip(*self._epoch_steps, strict=True) if self._epoch_steps else ((), ())
+        epoch = msgspec.structs.replace(
+            epoch,
+            at_s=self._wall(epoch.at_s),
+            step_p50_s=float(np.median(walls)) if walls else None,
+            own_p50_s=float(np.median(own)) if own else None,
+        )
+        self.journal.close_block(epoch.at_s)
+        self.journal.write(epoch)
+        self.estimator.on_epoch(epoch)
+        try:
+            self._report_epoch(epoch, begin_s)
+        finally:
+            self._epoch_steps = []
+            self._phases_s = {}
+            self._own_s += time.perf_counter() - begin_s
+
+    def on_window(self, window: ProfileWindow) -> None:
+        """A sampled step was read."""
+        self._outlook.add_window(window)
+        self.journal.write(window)
+        if self._config.learner == "inline":
+            measured = self._outlook.measurement(self._plan())
+            if measured is not None:
+                self._outlook.learn(measured, self.journal.run_id or "")
+
+    def on_graph(self, graph: LayerGraph) -> None:
+        """The layer graph, once."""
+        self._outlook.graph = graph
+        self.journal.write(graph)
+
+    def on_sample(self, sample: DeviceSample) -> None:
+        """A device reading, on the sampler's thread."""
+        self.journal.write(sample)
+
+    def on_guess(self, key: str, text: str) -> None:
+        """A guess or a loss to tell the user, once."""
+        if key in ("store", "device"):
+            self._off[key] = text
+        if self._rank == 0 or key == "store":
+            note = self._narrator.tell(key, text)
+            if note is not None and key != "store":
+                self.journal.write(note)
+
+    def on_error(self, sensor: str, error: Exception) -> None:
+        """An error of ours: told once, the sensor is off; raised in strict mode."""
+        if is_strict():
+            self._errors.append(error)
+            if self._closing:
+                return
+            raise error
+        place = _place_of(error)
+        text = (
+            f"{sensor} stopped at step {self.capture.clock.step} ({place}). "
+            "Your training is not affected."
+        )
+        self._off[sensor] = text
+        _log.debug("scaledl: %s", text, exc_info=error)
+        self.on_guess(f"error:{sensor}", text)
+
+    # --- once a second ------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        return self.capture.clock.progress(self._config.epochs, self._config.total_steps)
+
+    @property
+    def overhead_fraction(self) -> float | None:
+        """Our own share of the training time: sampling, ETA, reports."""
+        if self._train_s <= 0:
+            return None
+        return (self._own_s + self.capture.windows.spent_s) / self._train_s
+
+    def _flush(self, now_s: float, *, draw: bool = True) -> None:
+        """Bring the journal and the ETA up to date; draw the live line if it is due."""
+        fresh, self._fresh = self._fresh, []
+        self._last_flush_s = now_s
+        at_s = self._wall(now_s)
+        for step in fresh:
+            self.journal.add_step(step, at_s)
+        _feed(self.estimator, fresh)
+        self._meet()
+        progress = self.progress()
+        if progress.step > progress.first_step:
+            self.eta = self.estimator.estimate(progress, at_s)
+            if draw and self._rank == 0:
+                price = self._cluster.usd_per_gpu_hour
+                self._narrator.progress(
+                    self.eta,
+                    progress,
+                    self.eta.step_s.mean if self.eta.step_s is not None else None,
+                    None if price is None else price * self._cluster.num_gpus,
+                )
+                self._tell_once(progress)
+        self._own_s += time.perf_counter() - now_s
+
+    def _tell_once(self, progress: Progress) -> None:
+        if self._config.epochs is None and self._config.total_steps is None:
+            self.on_guess(
+                "total",
+                "total steps unknown: showing the epoch's ETA only. "
+                "Pass epochs= or total_steps= for the whole run.",
+            )
+        given, seen = self._config.steps_per_epoch, progress.steps_per_epoch
+        if given is not None and seen is not None and given != seen:
+            self.on_guess(
+                "steps_per_epoch",
+                f"steps_per_epoch={given} was given, but the loader and its accumulation give "
+                f"{seen} optimizer steps: {seen} is used.",
+            )
+
+    def _meet(self) -> None:
+        if self._rank == 0:
+            self._meeting.offer(self.journal.run_id or "")
+        elif self.journal.run_id is None:
+            found = self._meeting.look()
+            if found is not None:
+                self._open(found)
+            elif self._meeting.is_over:
+                self._open(f"{self._own_id}-rank{self._rank}")
+
+    # --- an epoch's end -----------------------------------------------------------------------
+
+    def _plan(self) -> ParallelPlan:
+        clock = self.capture.clock
+        ddp = self.capture.ddp()
+        return msgspec.structs.replace(
+            self.capture.plan,
+            grad_accum=clock.grad_accum,
+            batch_per_gpu=clock.batch_size,
+            bucket_bytes=ddp.buckets() if ddp is not None else (),
+        )
+
+    def _report_epoch(self, epoch: EpochRecord, begin_s: float) -> None:
+        if self._rank != 0:
+            self._outlook.end_epoch()
+            return
+        is_first = self._report_cost_s == 0.0
+        since_s = begin_s - self._last_report_s
+        if not (is_first or self._closing or since_s * REPORT_SHARE >= self._report_cost_s):
+            return
+        ranks = self._ranks_of(epoch)
+        measured = self._outlook.measurement(self._plan(), ranks)
+        if measured is None:
+            return
+        progress = self.progress()
+        self._outlook.num_samples = self.capture.clock.num_samples
+        self._outlook.drop_last = bool(self._config.drop_last or self.capture.clock.drop_last)
+        self._outlook.power_w = self.capture.sampler.power_w
+        self._outlook.learn(measured, self.journal.run_id or "")
+        epochs = self._config.epochs
+        left = None if epochs is None else max(0.0, float(epochs - epoch.epoch - 1))
+        report = self._outlook.report(
+            measured,
+            run_id=self.journal.run_id or "",
+            steps_per_epoch=epoch.num_steps if epoch.complete else progress.steps_per_epoch,
+            remaining_epochs=left,
+            epoch=epoch.epoch,
+        )
+        self.journal.write(measured)
+        self.journal.write(report)
+        comm = [w for w in self._outlook.windows if w.comm]
+        self._narrator.epoch(
+            summarise_epoch(
+                measured,
+                run=self.journal.run_id or "",
+                model=self._model_name,
+                epoch=epoch.epoch,
+                num_epochs=epochs,
+                duration_s=epoch.duration_s,
+                phases_s=self._phases_s,
+                num_steps=epoch.num_steps,
+                ranks=ranks,
+                comm_total_s=sum(e.duration_s for e in comm[-1].comm) if comm else None,
+                comm_bytes=sum(measured.plan.bucket_bytes) or None,
+                overhead_fraction=self.overhead_fraction,
+                power_w=self._outlook.power_w,
+                energy_j=self.capture.sampler.energy_j,
+                cpu_run=self.capture.environment.is_cpu,
+            ),
+            report,
+        )
+        self._outlook.end_epoch()
+        self._last_report_s = time.perf_counter()
+        self._report_cost_s = self._last_report_s - begin_s
+
+    def _ranks_of(self, epoch: EpochRecord) -> tuple[EpochRecord, ...]:
+        """This epoch's records of all ranks whose files are there already, ours included."""
+        folder = self.journal.folder
+        found = {self._rank: epoch}
+        for rank in range(min(self._cluster.num_gpus, 64)):
+            if rank == self._rank or folder is None:
+                continue
+            try:
+                lines = read_tail(folder, rank, 2**15)
+            except Exception:  # not there yet, or on another node's disk
+                continue
+            for line in lines:
+                if isinstance(line, EpochRecord) and epoch.epoch - line.epoch in (0, 1):
+                    found[rank] = line
+        return tuple(found[rank] for rank in sorted(found))
+
+    # --- asked by the user ----------------------------------------------------------------------
+
+    def what_if(self, **question: Any) -> ScalingReport:
+        """The what-if report from what was seen so far."""
+        self._flush(time.perf_counter(), draw=False)
+        clock = self.capture.clock
+        base = require(self._outlook.measurement(self._plan()) or self._outlook.latest)
+        self._outlook.num_samples = clock.num_samples
+        progress = self.progress()
+        return self._outlook.report(
+            base,
+            run_id=self.journal.run_id or "",
+            steps_per_epoch=progress.steps_per_epoch,
+            epoch=progress.epoch,
+            **question,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What works, what is off and why, and what was guessed."""
+        return {
+            "enabled": True,
+            "run_id": self.journal.run_id,
+            "rank": self._rank,
+            "step": self.capture.clock.step,
+            "off": dict(self._off),
+            "guesses": {note.key: note.text for note in self._narrator.notes},
+            "overhead_fraction": self.overhead_fraction,
+            "device": self.capture.environment.device_name,
+        }
+
+    def _wall(self, at_s: float) -> float:
+        return at_s + self._wall_offset_s
+
+
+def _feed(estimator: EtaEstimator, steps: list[StepRecord]) -> None:
+    """Hand runs of ordinary steps of one epoch to the estimator.
+
+    A sampled step is handed on with the time of its neighbours: it took its turn, but its own time
+    holds what sampling cost.
+    """
+    walls: list[float] = []
+    for index, step in enumerate(steps):
+        wall_s = step.wall_s
+        if step.tags and (walls or index + 1 < len(steps)):
+            wall_s = min(wall_s, walls[-1] if walls else steps[index + 1].wall_s)
+        walls.append(wall_s)
+        last = index + 1 == len(steps)
+        if last or steps[index + 1].epoch != step.epoch:
+            estimator.on_steps(walls, step.step - len(walls), step.epoch)
+            walls = []
+
+
+def _cluster(environment: Any, config: TrackConfig) -> ClusterSpec:
+    if config.cluster is not None:
+        cluster = msgspec.structs.replace(config.cluster, num_gpus=environment.world_size)
+    else:
+        known = find_gpu(environment.device_name)
+        intra, inter = default_links(known, environment.is_cpu)
+        cluster = ClusterSpec(
+            gpu=known or GpuSpec(name=environment.device_name),
+            num_gpus=environment.world_size,
+            gpus_per_node=environment.ranks_per_node,
+            intra=intra,
+            inter=inter,
+        )
+    if config.usd_per_gpu_hour is not None:
+        cluster = msgspec.structs.replace(cluster, usd_per_gpu_hour=config.usd_per_gpu_hour)
+    return cluster
+
+
+def _model_name(model: "nn.Module") -> str:
+    from scaledl.capture.names import unwrap
+
+    return type(unwrap(model)).__name__.removeprefix("FSDP")
+
+
+def _place_of(error: Exception) -> str:
+    """Error type and the line of ours that raised it, without any path."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return type(error).__name__
+    file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{type(error).__name__} in {file}:{trace.tb_lineno}"

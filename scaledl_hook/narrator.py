@@ -1,0 +1,154 @@
+"""What rank 0 says while the run goes on: the live line, changes of the ETA, reports, the end."""
+
+from collections.abc import Callable
+
+from scaledl.records import (
+    EpochSummary,
+    Eta,
+    Measurement,
+    Note,
+    Progress,
+    RunEnd,
+    ScalingReport,
+)
+from scaledl.report import live
+from scaledl.report.console import render_end, render_epoch
+from scaledl.speaker import Speaker
+
+LEARNING_STEPS = 20  # until then a number is not earned and the line says "learning"
+
+
+class Narrator:
+    """Decides what is worth saying and says it once.
+
+    Args:
+        speaker: The stream.
+        now: Wall clock, seconds since the epoch of Unix.
+    """
+
+    def __init__(self, speaker: Speaker, now: Callable[[], float]) -> None:
+        self._speaker = speaker
+        self._now = now
+        self._policy = live.LinePolicy(is_tty=speaker.is_terminal, started_s=now())
+        self._said: set[str] = set()
+        self._summary: EpochSummary | None = None
+        self._report: ScalingReport | None = None
+        self._is_final_line_due = False
+        self.first_eta: Eta | None = None
+        self.notes: list[Note] = []
+
+    def tell(self, key: str, text: str) -> Note | None:
+        """A guess or a loss, once for each ``key``; returns the note to record, if new."""
+        if key in self._said:
+            return None
+        self._said.add(key)
+        note = Note(at_s=self._now(), key=key, text=text)
+        self.notes.append(note)
+        self._speaker.notice(text)
+        return note
+
+    def progress(
+        self, eta: Eta, progress: Progress, step_s: float | None, usd_per_hour: float | None
+    ) -> None:
+        """Draw the live line if it is due."""
+        now_s = self._now()
+        seen = progress.step - progress.first_step
+        if self.first_eta is None and eta.remaining_s is not None and seen >= LEARNING_STEPS:
+            self.first_eta = eta
+        if self._speaker.is_silent or not self._policy.is_due(progress, now_s):
+            return
+        shown = self._policy.calm(eta, now_s)
+        speaker = self._speaker
+        if shown.replaced is not None:
+            speaker.notice(
+                live.render_change(
+                    shown.replaced, shown.eta, now_s, unicode=speaker.unicode
+                ).removeprefix(live.NAME)
+            )
+        if not speaker.is_terminal:
+            speaker.line(live.render_log_line(shown.eta, progress, step_s=step_s, now_s=now_s))
+            return
+        speaker.line(
+            live.render_line(
+                shown.eta,
+                progress,
+                step_s=step_s,
+                now_s=now_s,
+                width=speaker.width,
+                unicode=speaker.unicode,
+                usd_per_hour=usd_per_hour,
+                learning=(seen, LEARNING_STEPS) if seen < LEARNING_STEPS else None,
+            )
+        )
+
+    def epoch(self, summary: EpochSummary, report: ScalingReport | None) -> None:
+        """Print an epoch's report: whole the first time, later what changed."""
+        speaker = self._speaker
+        text = render_epoch(
+            summary,
+            report,
+            width=min(speaker.width, 100),
+            unicode=speaker.unicode,
+            color=speaker.color,
+            repeat=self._summary is not None,
+            previous=self._summary,
+            previous_report=self._report,
+        )
+        speaker.block(text)
+        self._summary = summary
+        self._report = report or self._report
+
+    def end(
+        self, end: RunEnd, *, run: str, duration_s: float, num_steps: int, **known: float | None
+    ) -> None:
+        """The last words."""
+        speaker = self._speaker
+        speaker.end_line()
+        if num_steps == 0:
+            self.tell("no-steps", "no optimizer step was seen: nothing was measured.")
+            return
+        speaker.block(
+            render_end(
+                end,
+                run=run,
+                duration_s=duration_s,
+                num_steps=num_steps,
+                first_eta=self.first_eta,
+                energy_j=known.get("energy_j"),
+                cost_usd=known.get("cost_usd"),
+                width=min(speaker.width, 100),
+                unicode=speaker.unicode,
+                color=speaker.color,
+            )
+        )
+
+
+def summarise_epoch(
+    measured: Measurement,
+    *,
+    run: str,
+    model: str,
+    epoch: int,
+    num_epochs: int | None,
+    duration_s: float,
+    phases_s: dict[str, float],
+    num_steps: int,
+    **more: object,
+) -> EpochSummary:
+    """The heading of an epoch's report. ``phases_s``: time by kind of phase."""
+    eval_s = phases_s.get("eval", 0.0)
+    return EpochSummary(
+        run=run,
+        model=model,
+        epoch=epoch,
+        num_epochs=num_epochs,
+        duration_s=duration_s,
+        eval_s=eval_s,
+        pause_s=sum(phases_s.values()) - eval_s,
+        num_steps=num_steps,
+        cluster=measured.cluster,
+        plan=measured.plan,
+        step_s=measured.step_s,
+        parts=measured.parts,
+        **more,  # type: ignore[arg-type]
+    )

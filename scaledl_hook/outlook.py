@@ -1,0 +1,164 @@
+"""What the run's measurements say about other counts: learning, forecasting, the report."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from scaledl.config import TrackConfig
+from scaledl.errors import UsageError
+from scaledl.predictor.forecaster import Forecaster
+from scaledl.predictor.regime import measure
+from scaledl.predictor.whatif import scaling_rows
+from scaledl.query import build_query
+from scaledl.records import (
+    BatchRule,
+    ClusterSpec,
+    EpochRecord,
+    LayerGraph,
+    LinkSpec,
+    Measurement,
+    ParallelPlan,
+    ProfileWindow,
+    ScalingReport,
+    StepRecord,
+)
+from scaledl.relatives import load_relatives
+from scaledl.report import scaling
+
+_STEPS_KEPT = 4096
+_WINDOWS_KEPT = 16
+
+
+class Outlook:
+    """Collects steps and windows, and turns them into measurements and reports.
+
+    Args:
+        config: Options of the run.
+        cluster: Where it runs.
+        home: Where other runs are recorded; they tell what was measured at other counts.
+    """
+
+    def __init__(
+        self, config: TrackConfig, cluster: ClusterSpec, home: Path, *, host_shared: bool
+    ) -> None:
+        self._config = config
+        self.cluster = cluster
+        self._home = home
+        self._host_shared = host_shared
+        self._forecaster = Forecaster()
+        self._steps: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
+        self._windows: deque[ProfileWindow] = deque(maxlen=_WINDOWS_KEPT)
+        self._first = True
+        self._knows_relatives = False
+        self.latest: Measurement | None = None
+        self.graph: LayerGraph | None = None
+        self.num_samples: int | None = None
+        self.drop_last = False
+        self.power_w: float | None = None
+
+    @property
+    def windows(self) -> tuple[ProfileWindow, ...]:
+        """The last sampled steps."""
+        return tuple(self._windows)
+
+    def add_step(self, step: StepRecord) -> None:
+        """One step of the running regime."""
+        self._steps.append(step)
+
+    def add_window(self, window: ProfileWindow) -> None:
+        """One sampled step."""
+        self._windows.append(window)
+
+    def end_epoch(self) -> None:
+        """Later measurements start from the next epoch's steps."""
+        self._steps.clear()
+        self._first = False
+
+    def measurement(
+        self, plan: ParallelPlan, ranks: Sequence[EpochRecord] = ()
+    ) -> Measurement | None:
+        """The regime so far; ``None`` with too few steady steps."""
+        return measure(
+            list(self._steps),
+            self.windows,
+            cluster=self.cluster,
+            plan=plan,
+            graph=self.graph,
+            rank_times_s=[r.own_p50_s for r in ranks if r.own_p50_s is not None],
+            host_shared=self._host_shared,
+            at_s=time.time(),
+            skip=3 if self._first else 0,
+        )
+
+    def learn(self, measurement: Measurement, run_id: str) -> None:
+        """Predict, compare, then learn; other runs of the same model are learned first."""
+        if self._config.learner != "off" and not self._knows_relatives:
+            self._knows_relatives = True
+            for other in load_relatives(
+                self._home, measurement.signature, run_id, like=measurement
+            ):
+                self._forecaster.learn(other)
+        if self._forecaster.measurements and self._config.learner != "off":
+            told = self._forecaster.predict(measurement.cluster, measurement.plan)
+            self._forecaster.audit(told, measurement.step_s)
+        self._forecaster.learn(measurement)
+        self.latest = measurement
+
+    def report(
+        self,
+        base: Measurement,
+        *,
+        run_id: str,
+        gpus: Sequence[int] | str | None = None,
+        usd_per_gpu_hour: float | None = None,
+        batch_rule: BatchRule = "fixed-global",
+        gpus_per_node: int | None = None,
+        inter: LinkSpec | str | None = None,
+        steps_per_epoch: int | None = None,
+        remaining_epochs: float | None = None,
+        epoch: int | None = None,
+    ) -> ScalingReport:
+        """The what-if report around ``base``.
+
+        Raises:
+            UsageError: a count, link or price that cannot be.
+        """
+        price = self.cluster.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
+        query = build_query(
+            gpus or self._config.gpus or None,
+            base.cluster.num_gpus,
+            batch_rule=batch_rule,
+            gpus_per_node=gpus_per_node,
+            inter=inter,
+            num_samples=self.num_samples,
+            steps_per_epoch=steps_per_epoch,
+            drop_last=self.drop_last,
+            remaining_epochs=remaining_epochs,
+            usd_per_gpu_hour=price,
+            power_w=self.power_w,
+        )
+        knowing = (
+            self._forecaster
+            if base in self._forecaster.measurements
+            else self._forecaster.knowing(base)
+        )
+        return scaling.build(
+            scaling_rows(knowing, base, query),
+            base=base,
+            run=run_id,
+            batch_rule=batch_rule,
+            coverage=self._forecaster.coverage,
+            made_at=time.time(),
+            epoch=epoch,
+        )
+
+
+def require(measurement: Measurement | None) -> Measurement:
+    """The measurement, or a clear error where the run has not shown enough yet."""
+    if measurement is None:
+        raise UsageError(
+            "no steady step measured yet: what_if() needs a few more optimizer steps. "
+            "Call it after about 20 steps."
+        )
+    return measurement

@@ -1,0 +1,298 @@
+"""Console text: the epoch report, the end of a run; the other renderers are re-exported here.
+
+Every renderer takes records plus width, unicode and colour, and returns text without a last
+newline; it never prints. Epochs count from 0 in records and from 1 in text.
+"""
+
+import statistics
+
+from scaledl.records import EpochRecord, EpochSummary, Eta, RunEnd, ScalingReport, StepParts
+from scaledl.report.layers import render_comm, render_layers, render_parts
+from scaledl.report.lists import Check, RunLine, render_doctor, render_runs, render_show
+from scaledl.report.text import Style, safe_text, two_ends, wrap_text
+from scaledl.report.whatif_text import (
+    MAX_LINES,
+    advice_lines,
+    chart_lines,
+    foot_lines,
+    left_text,
+    render_report,
+    whatif_lines,
+)
+from scaledl.units import (
+    format_bytes,
+    format_energy,
+    format_fraction,
+    format_seconds,
+    format_usd,
+    printable,
+)
+
+__all__ = [
+    "Check",
+    "RunLine",
+    "render_comm",
+    "render_doctor",
+    "render_end",
+    "render_epoch",
+    "render_layers",
+    "render_parts",
+    "render_report",
+    "render_runs",
+    "render_show",
+]
+
+# A rank is called slow when its own work takes this much longer than the median rank's.
+SLOW_RANK_FRACTION = 0.1
+# In later epochs a part is mentioned when it moved by more than this share of the step.
+CHANGED_FRACTION = 0.05
+
+
+def render_epoch(
+    summary: EpochSummary,
+    report: ScalingReport | None = None,
+    *,
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+    repeat: bool = False,
+    previous: EpochSummary | None = None,
+    previous_report: ScalingReport | None = None,
+    audit: str = "",
+) -> str:
+    """The report at an epoch's end, at most 30 lines.
+
+    Args:
+        summary: What was measured in the epoch.
+        report: The what-if table; ``None`` leaves it out.
+        width: Columns of the stream.
+        unicode: Whether marks may be unicode.
+        color: Whether ANSI colour may be used.
+        repeat: A later epoch: only the heading, what changed, and the advice if it changed.
+        previous: The epoch before, for what changed.
+        previous_report: The report before, for whether the advice changed.
+        audit: One line on how an earlier forecast turned out.
+    """
+    style = Style(width=width, unicode=unicode, color=color)
+    head = [*_heading(summary, style)]
+    if repeat:
+        return "\n".join(_repeat_lines(head, summary, report, previous, previous_report, style))
+    head += wrap_text(render_parts(summary.parts), style, hang="  ")
+    head += _comm_lines(summary, style) + rank_lines(summary.ranks, style)
+    if audit:
+        head += wrap_text(audit, style, hang="  ")
+    if report is None:
+        return "\n".join(head)
+    return "\n".join(_fit_screen(head, summary, report, style))
+
+
+def _fit_screen(
+    head: list[str], summary: EpochSummary, report: ScalingReport, style: Style
+) -> list[str]:
+    """Head, table, chart and advice within one screen.
+
+    Where it is too much, blank lines go first, then the notes, the chart, and rows.
+    """
+    table = whatif_lines(report, style, cpu_run=summary.cpu_run)
+    chart = chart_lines(report, style)
+    hint = f" More: scaledl show {safe_text(summary.run, style, 60)}"
+    left = _epochs_left(summary)
+    noted, short = (
+        advice_lines(report, style, epochs_left=left, with_notes=with_notes, run_hint=hint)
+        + foot_lines(style)
+        for with_notes in (True, False)
+    )
+    for layout in (
+        [*head, "", *table, "", *chart, "", *noted],
+        [*head, "", *table, *chart, *noted],
+        [*head, "", *table, *chart, *short],
+        [*head, "", *table, *noted],
+    ):
+        if len(layout) <= MAX_LINES:
+            return layout
+    room = MAX_LINES - len(head) - len(short) - 4  # blank, heading, column titles, "more counts"
+    table = whatif_lines(report, style, cpu_run=summary.cpu_run, most_rows=max(2, room))
+    return [*head, "", *table, *short][:MAX_LINES]
+
+
+def _epochs_left(summary: EpochSummary) -> float | None:
+    if summary.num_epochs is None:
+        return None
+    return max(0, summary.num_epochs - summary.epoch - 1)
+
+
+def where_text(summary: EpochSummary, style: Style) -> str:
+    """``4 x A100-80GB, 1 node``; on a CPU run ``2 CPU processes``."""
+    cluster = summary.cluster
+    if summary.cpu_run:
+        return f"{cluster.num_gpus} CPU process{'' if cluster.num_gpus == 1 else 'es'}"
+    nodes = cluster.num_nodes
+    name = safe_text(cluster.gpu.name, style, 40)
+    return f"{cluster.num_gpus} x {name}, {nodes} node{'' if nodes == 1 else 's'}"
+
+
+def _heading(summary: EpochSummary, style: Style) -> list[str]:
+    total = "" if summary.num_epochs is None else f" of {summary.num_epochs}"
+    extra = [
+        f"{name} {format_seconds(value)}"
+        for name, value in (("evaluation", summary.eval_s), ("pauses", summary.pause_s))
+        if value > 0.01 * summary.duration_s
+    ]
+    took = format_seconds(summary.duration_s) + (f" ({', '.join(extra)})" if extra else "")
+    left = f"scaledl  epoch {summary.epoch + 1}{total} took {took} on {where_text(summary, style)}"
+    lines = two_ends(left, f"run {safe_text(summary.run, style, 60)}", style)
+    return [style.paint(lines[0], "bold"), *lines[1:]]
+
+
+def _comm_lines(summary: EpochSummary, style: Style) -> list[str]:
+    said = []
+    if summary.cluster.num_gpus > 1:
+        total_s, exposed_s = summary.comm_total_s, summary.parts.comm_exposed_s
+        size = "" if summary.comm_bytes is None else f" for {format_bytes(summary.comm_bytes)}"
+        text = f"communication {format_seconds(total_s)}{size}"
+        if total_s:
+            hidden = max(0.0, 1.0 - exposed_s / total_s)
+            text += f", {format_fraction(hidden)} hidden behind backward"
+        said.append(text)
+    if summary.power_w is not None:
+        said.append(f"power {summary.power_w:.0f} W each")
+    if summary.energy_j is not None:
+        said.append(f"energy {format_energy(summary.energy_j)}")
+    said.append(f"tracking cost {format_fraction(summary.overhead_fraction)} of the time")
+    return wrap_text("; ".join(said), style, hang="  ")
+
+
+def rank_lines(
+    ranks: tuple[EpochRecord, ...], style: Style, *, only_slow: bool = False
+) -> list[str]:
+    """Spread of the ranks' own work, and the slow rank by name.
+
+    A rank's whole step says nothing: the all-reduce makes all ranks wait for the slowest. Its own
+    work (step less waiting) does.
+    """
+    own = {r.rank: r.own_p50_s for r in ranks if r.own_p50_s is not None}
+    if len(own) < 2:
+        return []
+    middle = statistics.median(own.values())
+    spread = f"{format_seconds(min(own.values()))} to {format_seconds(max(own.values()))}"
+    text = f"own work of {len(own)} ranks {spread}, median {format_seconds(middle)}"
+    slow = sorted(
+        (r for r, v in own.items() if v > (1 + SLOW_RANK_FRACTION) * middle),
+        key=lambda r: -own[r],
+    )
+    # Of two ranks the median lies between them, so the slow one is compared with the other.
+    if len(own) == 2 and max(own.values()) > (1 + SLOW_RANK_FRACTION) * min(own.values()):
+        slow = [max(own, key=lambda r: own[r])]
+        middle = min(own.values())
+    if not slow:
+        return [] if only_slow else wrap_text(text, style, hang="  ")
+    named = ", ".join(f"rank {r} (+{(own[r] / middle - 1) * 100:.0f} %)" for r in slow[:3])
+    more = f" and {len(slow) - 3} more" if len(slow) > 3 else ""
+    lines = wrap_text(f"{text}; slow: {named}{more}, others wait", style, hang="  ")
+    return [style.paint(line, "yellow") for line in lines]
+
+
+_PART_NAMES = (
+    ("compute_s", "compute"),
+    ("comm_exposed_s", "exposed comm."),
+    ("input_wait_s", "input wait"),
+    ("optimizer_s", "optimizer"),
+    ("other_s", "other"),
+)
+
+
+def changed_text(now: StepParts, before: StepParts) -> str:
+    """Which parts of the step moved by more than 5 % of the step: ``input wait 31 ms to 4 ms``."""
+    moved = []
+    for field, name in _PART_NAMES:
+        was_s, is_s = getattr(before, field), getattr(now, field)
+        if abs(is_s - was_s) > CHANGED_FRACTION * before.total_s:
+            moved.append(f"{name} {format_seconds(was_s)} to {format_seconds(is_s)}")
+    return ", ".join(moved)
+
+
+def _repeat_lines(
+    head: list[str],
+    summary: EpochSummary,
+    report: ScalingReport | None,
+    previous: EpochSummary | None,
+    previous_report: ScalingReport | None,
+    style: Style,
+) -> list[str]:
+    text = f"step {format_seconds(summary.step_s)}"
+    if previous is not None and previous.step_s > 0:
+        change = summary.step_s / previous.step_s - 1
+        moved = changed_text(summary.parts, previous.parts)
+        text += f", {change * 100:+.1f} % against" if abs(change) >= 5e-4 else ", as in"
+        text += " the epoch before"
+        text += f" ({moved})" if moved else ""
+    lines = [*head, *wrap_text(text, style, hang="  ")]
+    lines += rank_lines(summary.ranks, style, only_slow=True)
+    if report is None:
+        return lines
+    advice = report.recommendation
+    told = previous_report.recommendation if previous_report is not None else None
+    if advice is not None and (told is None or told.num_gpus != advice.num_gpus):
+        was = "" if told is None else f" (was {told.num_gpus})"
+        lines += wrap_text(f"{style.mark('advised')} {advice.text}{was}", style, hang="  ")
+    left = left_text(report, _epochs_left(summary))
+    return [*lines, *(wrap_text(left, style, indent="  ") if left else [])]
+
+
+def render_end(
+    end: RunEnd,
+    *,
+    run: str,
+    duration_s: float,
+    num_steps: int,
+    first_eta: Eta | None = None,
+    audit: str = "",
+    energy_j: float | None = None,
+    cost_usd: float | None = None,
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+) -> str:
+    """The last words of a run: done, the actual time against the first estimate, where it lies.
+
+    Args:
+        end: How the run ended.
+        run: Its id.
+        duration_s: From entering to leaving the block.
+        num_steps: Optimizer steps of this process.
+        first_eta: The first estimate of the whole run that was shown.
+        audit: One line on how a what-if forecast turned out.
+        energy_j: Energy of the run, where known.
+        cost_usd: Price of the run, where known.
+        width: Columns of the stream.
+        unicode: Whether marks may be unicode.
+        color: Whether ANSI colour may be used.
+    """
+    style = Style(width=width, unicode=unicode, color=color)
+    how = {"finished": "done", "stopped-early": "stopped early", "exception": "ended by an error"}
+    said = [f"scaledl  {how[end.outcome]}: {num_steps} steps in {format_seconds(duration_s)}"]
+    said += [f"energy {format_energy(energy_j)}"] if energy_j is not None else []
+    said += [format_usd(cost_usd)] if cost_usd is not None else []
+    if end.overhead_fraction is not None:
+        said.append(f"tracking cost {format_fraction(end.overhead_fraction)}")
+    first, *rest = wrap_text(", ".join(said), style, hang="  ")
+    lines = [style.paint(first, "bold"), *rest]
+    if end.outcome == "finished" and first_eta is not None and first_eta.remaining_s is not None:
+        lines += wrap_text(_first_estimate(end, first_eta), style, indent="  ", hang="    ")
+    if audit:
+        lines += wrap_text(printable(audit), style, indent="  ", hang="    ")
+    name = safe_text(run, style, 60)
+    lines += wrap_text(f"see: scaledl show {name}; scaledl what-if {name}", style, indent="  ")
+    return "\n".join(lines)
+
+
+def _first_estimate(end: RunEnd, eta: Eta) -> str:
+    told = eta.remaining_s
+    assert told is not None
+    took_s = end.at_s - eta.at_s
+    off = f"{(told.mean / took_s - 1) * 100:+.0f} %" if took_s > 0 else "n/a"
+    verdict = "held" if took_s in told else "missed"
+    return (
+        f"at step {eta.step} it said {format_seconds(told.mean)} more ({format_seconds(told.low)} "
+        f"to {format_seconds(told.high)}); it took {format_seconds(took_s)} ({off}, {verdict})"
+    )

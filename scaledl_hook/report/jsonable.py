@@ -1,0 +1,87 @@
+"""The report as JSON: base units, ``null`` for unknown, reasons as stable keys with text beside."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from scaledl.records import Interval, ScalingReport, ScalingRow
+from scaledl.report.scaling import CAUSE_TEXT, CAVEAT_TEXT
+
+REPORT_SCHEMA = "scaledl.report/1"
+
+
+def iso_time(at_s: float) -> str:
+    """UTC in ISO 8601, whole seconds.
+
+    >>> iso_time(0.0)
+    '1970-01-01T00:00:00Z'
+    """
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def to_json(value: Any) -> str:
+    """Indented JSON text; keeps ``null``, never writes NaN."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def _interval(value: Interval | None) -> dict[str, float] | None:
+    return None if value is None else {"mean": value.mean, "low": value.low, "high": value.high}
+
+
+def _row(row: ScalingRow) -> dict[str, Any]:
+    parts = row.parts_s
+    return {
+        "num_gpus": row.num_gpus,
+        "gpus_per_node": row.gpus_per_node,
+        "basis": row.basis,
+        "fits": row.fits,
+        "batch_per_gpu": row.batch_per_gpu,
+        "steps_per_epoch": row.steps_per_epoch,
+        "step_s": _interval(row.step_s),
+        "parts_s": {
+            "compute": parts.compute_s,
+            "comm_exposed": parts.comm_exposed_s,
+            "comm_hidden": parts.comm_hidden_s,
+            "input_wait": parts.input_wait_s,
+            "optimizer": parts.optimizer_s,
+            "other": parts.other_s,
+        },
+        "epoch_s": _interval(row.epoch_s),
+        "remaining_s": _interval(row.remaining_s),
+        "speedup": row.speedup,
+        "efficiency_fraction": row.efficiency_fraction,
+        "cost_usd": row.cost_usd,
+        "energy_j": row.energy_j,
+        "gpu_hours": row.gpu_hours,
+        "limited_by": row.limited_by,
+        "limited_by_text": CAUSE_TEXT[row.limited_by],
+        "limited_fraction": row.limited_fraction,
+        "caveats": list(row.caveats),
+    }
+
+
+def report_to_dict(report: ScalingReport) -> dict[str, Any]:
+    """The report under the schema ``scaledl.report/1``."""
+    advice = report.recommendation
+    return {
+        "schema": REPORT_SCHEMA,
+        "made_at": iso_time(report.made_at),
+        "run": report.run,
+        "epoch": report.epoch,
+        "batch_rule": report.batch_rule,
+        "global_batch": report.global_batch,
+        "level": report.level,
+        "coverage": msgspec.to_builtins(report.coverage),
+        "measured_index": report.measured_index,
+        "rows": [_row(row) for row in report.rows],
+        "recommendation": None if advice is None else msgspec.to_builtins(advice),
+        "caveats": list(report.caveats),
+        "caveat_texts": {key: CAVEAT_TEXT.get(key, key) for key in report.caveats},
+        "model_version": report.model_version,
+    }
+
+
+def report_json(report: ScalingReport) -> str:
+    """The report as JSON text."""
+    return to_json(report_to_dict(report))

@@ -1,0 +1,279 @@
+"""Where the step's time goes: by part, by layer, by collective."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from scaledl.records import CommEvent, LayerGraph, LayerTiming, ProfileWindow, StepParts
+from scaledl.report.text import (
+    Column,
+    Style,
+    decimals_by_doubt,
+    safe_text,
+    split_sum,
+    step_unit,
+    table_lines,
+    wrap_text,
+)
+from scaledl.units import format_bytes, format_fraction, format_seconds
+
+OUTSIDE = "outside_layers"
+
+
+class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer over all windows: mean times, its share of the step, its work."""
+
+    fqn: str
+    kind: str | None
+    forward_s: float | None
+    backward_s: float | None
+    share_fraction: float | None
+    flops: float | None
+    num_calls: int | None
+
+
+class CommRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of collectives. ``transfer_s`` is the minimum over ranks: the rest is waiting."""
+
+    op: str
+    group_size: int
+    crosses_nodes: bool
+    num_bytes: int | None
+    calls_per_step: float
+    duration_s: float
+    transfer_s: float | None
+    exposed_s: float | None
+
+
+def render_parts(parts: StepParts) -> str:
+    """``step 215.4 ms = compute 206.0 + ...``: the shown numbers add up to the shown step."""
+    total_s = parts.total_s
+    unit, factor = step_unit([total_s])
+    decimals = decimals_by_doubt(total_s * factor, total_s * factor / 300, most=2)
+    named = {
+        "compute": parts.compute_s,
+        "exposed comm.": parts.comm_exposed_s,
+        "input wait": parts.input_wait_s,
+        "optimizer": parts.optimizer_s,
+        "other": parts.other_s,
+    }
+    shown = split_sum([value * factor for value in named.values()], decimals)
+    terms = " + ".join(f"{name} {text}" for name, text in zip(named, shown, strict=True))
+    return f"step {total_s * factor:.{decimals}f} {unit} = {terms}"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of what is known; ``None`` where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def layer_rows(
+    graph: LayerGraph | None, windows: tuple[ProfileWindow, ...]
+) -> tuple[LayerRow, ...]:
+    """Rows of the layer table, the longest first, layers that were not seen last."""
+    timings: dict[str, list[LayerTiming]] = defaultdict(list)
+    for window in windows:
+        for timing in window.layers:
+            timings[timing.fqn].append(timing)
+    nodes = {node.fqn: node for node in graph.nodes} if graph is not None else {}
+    step_s = _mean(window.step_s for window in windows)
+    rows = []
+    for fqn in dict.fromkeys([*nodes, *timings, *([OUTSIDE] if windows else [])]):
+        node, seen = nodes.get(fqn), timings.get(fqn, [])
+        forward_s = _mean(t.forward_s for t in seen)
+        backward_s = _mean(t.backward_s for t in seen)
+        if fqn == OUTSIDE and not seen:
+            forward_s = _mean(w.outside_forward_s for w in windows)
+            backward_s = _mean(w.outside_backward_s for w in windows)
+        share = None
+        if forward_s is not None and backward_s is not None and step_s:
+            share = (forward_s + backward_s) / step_s
+        rows.append(
+            LayerRow(
+                fqn=fqn,
+                kind=node.kind if node is not None else None,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                share_fraction=share,
+                flops=node.flops_forward + node.flops_backward if node is not None else None,
+                num_calls=seen[-1].num_calls if seen else None,
+            )
+        )
+    rows.sort(key=lambda r: (r.forward_s is None, -(r.forward_s or 0.0) - (r.backward_s or 0.0)))
+    return tuple(rows)
+
+
+def render_layers(
+    graph: LayerGraph | None,
+    windows: tuple[ProfileWindow, ...],
+    top: int = 15,
+    *,
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+) -> str:
+    """The ``top`` longest layers; the others summed in one row; what is outside layers last."""
+    style = Style(width=width, unicode=unicode, color=color)
+    rows = layer_rows(graph, windows)
+    inner = [row for row in rows if row.fqn != OUTSIDE]
+    if not inner:
+        return "no layer was measured: the run ended before its first sampled step"
+    shown, rest = inner[:top], inner[top:]
+    if rest:
+        shown.append(_sum_row(rest))
+    shown += [row for row in rows if row.fqn == OUTSIDE]
+    columns = [
+        Column(title="layer", left=True, least=12),
+        Column(title="kind", left=True, give_up=2),
+        Column(title="forward"),
+        Column(title="backward"),
+        Column(title="share"),
+        Column(title="GFLOP", give_up=1),
+    ]
+    cells = [_layer_cells(row, style) for row in shown]
+    head, *body = table_lines(columns, cells, style)
+    count = f"{len(windows)} sampled step{'' if len(windows) == 1 else 's'}"
+    foot = (
+        f"mean of {count}; share: forward and backward of the whole step; GFLOP: both passes of "
+        "one micro-batch; n/a: not seen"
+    )
+    lines = [style.paint(head, "bold"), *body]
+    lines += [style.paint(line, "dim") for line in wrap_text(foot, style, hang="  ")]
+    return "\n".join(lines)
+
+
+def _layer_cells(row: LayerRow, style: Style) -> list[str]:
+    return [
+        safe_text(row.fqn, style),
+        "" if row.kind == "" else safe_text(row.kind or "n/a", style, 40),
+        format_seconds(row.forward_s),
+        format_seconds(row.backward_s),
+        format_fraction(row.share_fraction),
+        _gflop_text(row.flops),
+    ]
+
+
+def _gflop_text(flops: float | None) -> str:
+    if not flops:
+        return "n/a"
+    gflop = flops / 1e9
+    return f"{gflop:,.0f}" if gflop >= 99.5 else f"{gflop:.2g}"
+
+
+def _sum_row(rows: list[LayerRow]) -> LayerRow:
+    """One row for many, so that the column still adds up."""
+
+    def total(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    return LayerRow(
+        fqn=f"({len(rows)} more)",
+        kind="",
+        forward_s=total(r.forward_s for r in rows),
+        backward_s=total(r.backward_s for r in rows),
+        share_fraction=total(r.share_fraction for r in rows),
+        flops=total(r.flops for r in rows),
+        num_calls=None,
+    )
+
+
+def comm_rows(windows: tuple[ProfileWindow, ...]) -> tuple[CommRow, ...]:
+    """Collectives by kind and size, the longest first.
+
+    The same collective is found on each rank by its place in the step's order of that operation.
+    """
+    events: dict[str, list[CommEvent]] = defaultdict(list)
+    least: dict[str, list[float]] = defaultdict(list)
+    for step in sorted({window.step for window in windows}):
+        same: dict[str, list[float]] = defaultdict(list)
+        ranks = [window for window in windows if window.step == step]
+        for window in ranks:
+            counts: dict[str, int] = defaultdict(int)
+            for event in sorted(window.comm, key=lambda e: e.start_s):
+                key = _comm_key(event)
+                events[key].append(event)
+                same[f"{key}#{counts[key]}"].append(event.duration_s)
+                counts[key] += 1
+        for place, durations in same.items():
+            if len(durations) > 1:
+                least[place.rpartition("#")[0]].append(min(durations))
+    rows = [
+        CommRow(
+            op=group[0].op,
+            group_size=group[0].group_size,
+            crosses_nodes=group[0].crosses_nodes,
+            num_bytes=group[0].num_bytes,
+            calls_per_step=len(group) / len(windows),
+            duration_s=sum(e.duration_s for e in group) / len(group),
+            transfer_s=_mean(least.get(key, [])),
+            exposed_s=_mean(e.exposed_s for e in group),
+        )
+        for key, group in events.items()
+    ]
+    return tuple(sorted(rows, key=lambda r: -r.duration_s * r.calls_per_step))
+
+
+def _comm_key(event: CommEvent) -> str:
+    return f"{event.op}|{event.group_size}|{event.crosses_nodes}|{event.num_bytes}"
+
+
+def render_comm(
+    windows: tuple[ProfileWindow, ...],
+    *,
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+) -> str:
+    """Table of collectives, then that of DDP's buckets."""
+    style = Style(width=width, unicode=unicode, color=color)
+    lines: list[str] = []
+    rows = comm_rows(windows)
+    if rows:
+        columns = [
+            Column(title="collective", left=True, least=10),
+            Column(title="ranks"),
+            Column(title="nodes", left=True, give_up=2),
+            Column(title="size"),
+            Column(title="a step"),
+            Column(title="time"),
+            Column(title="transfer"),
+            Column(title="exposed", give_up=1),
+        ]
+        cells = [
+            [
+                safe_text(row.op, style, 40),
+                str(row.group_size),
+                "between" if row.crosses_nodes else "inside",
+                format_bytes(row.num_bytes),
+                f"{row.calls_per_step:.3g}",
+                format_seconds(row.duration_s),
+                format_seconds(row.transfer_s),
+                format_seconds(row.exposed_s),
+            ]
+            for row in rows
+        ]
+        lines += table_lines(columns, cells, style)
+        lines += wrap_text("transfer: least over ranks, the rest of time is waiting", style)
+    lines += _bucket_lines(windows, style)
+    return "\n".join(lines) or "no communication was measured in this run"
+
+
+def _bucket_lines(windows: tuple[ProfileWindow, ...], style: Style) -> list[str]:
+    last = next((window for window in reversed(windows) if window.buckets), None)
+    if last is None:
+        return []
+    columns = [Column(title=t) for t in ("bucket", "size", "ready after", "all-reduce")]
+    cells = [
+        [
+            str(index),
+            format_bytes(bucket.num_bytes),
+            format_seconds(bucket.ready_s),
+            format_seconds(bucket.duration_s),
+        ]
+        for index, bucket in enumerate(last.buckets)
+    ]
+    foot = f"ready after: since the backward began; step {last.step}, rank {last.rank}"
+    return [*table_lines(columns, cells, style), *wrap_text(foot, style)]

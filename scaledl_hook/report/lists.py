@@ -1,0 +1,143 @@
+"""Text of the commands that list: runs, one run, and what works on this machine."""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from scaledl.records import EpochRecord, Measurement, Note, RunInfo
+from scaledl.report.layers import render_parts
+from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
+from scaledl.units import format_seconds, printable
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as a listing shows it."""
+
+    run: str
+    started_at: float
+    model: str
+    num_gpus: int
+    gpu: str
+    state: str
+    num_steps: int | None = None
+    step_s: float | None = None
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of ``scaledl doctor``: what, the verdict, what was seen, the remedy."""
+
+    name: str
+    status: Literal["ok", "warn", "off", "fail"]
+    seen: str
+    remedy: str = ""
+
+
+def _when(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s))
+
+
+def render_runs(
+    lines: tuple[RunLine, ...],
+    num_skipped: int = 0,
+    *,
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+) -> str:
+    """Recorded runs, newest first."""
+    style = Style(width=width, unicode=unicode, color=color)
+    skipped = f"({num_skipped} folders could not be read)" if num_skipped else ""
+    if not lines:
+        return f"no runs yet: train with scaledl.track(model) {skipped}".rstrip()
+    columns = [
+        Column(title="started", left=True),
+        Column(title="run", left=True, least=24),
+        Column(title="model", left=True, give_up=1),
+        Column(title="GPUs"),
+        Column(title="of", left=True, give_up=2),
+        Column(title="steps"),
+        Column(title="step"),
+        Column(title="state", left=True),
+    ]
+    cells = [
+        [
+            _when(line.started_at),
+            safe_text(line.run, style, 60),
+            safe_text(line.model, style, 24),
+            str(line.num_gpus),
+            safe_text(line.gpu, style, 24),
+            "n/a" if line.num_steps is None else str(line.num_steps),
+            format_seconds(line.step_s),
+            line.state,
+        ]
+        for line in lines
+    ]
+    head, *body = table_lines(columns, cells, style)
+    foot = wrap_text("step: median time between two optimizer steps", style)
+    return "\n".join([style.paint(head, "bold"), *body, *foot, *([skipped] if skipped else [])])
+
+
+def render_show(
+    line: RunLine,
+    info: RunInfo,
+    *,
+    measurement: Measurement | None = None,
+    epochs: tuple[EpochRecord, ...] = (),
+    notes: tuple[Note, ...] = (),
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+) -> str:
+    """One run in a few lines: where it ran, how it ended, where the step's time goes."""
+    style = Style(width=width, unicode=unicode, color=color)
+    plan, cluster = info.plan, info.cluster
+    batch = "n/a" if plan.batch_per_gpu is None else str(plan.batch_per_gpu)
+    accum = f", accumulation {plan.grad_accum}" if plan.grad_accum > 1 else ""
+    head = f"run {safe_text(line.run, style, 60)}  {safe_text(info.model, style, 40)}"
+    where = (
+        f"{cluster.num_gpus} x {safe_text(cluster.gpu.name, style, 40)} on {cluster.num_nodes} "
+        f"node{'' if cluster.num_nodes == 1 else 's'}, {plan.strategy}, batch per rank {batch}"
+        f"{accum}, {plan.dtype}"
+    )
+    lines = [style.paint(head, "bold"), f"  started {_when(info.started_at)}, {line.state}"]
+    lines += wrap_text(where, style, indent="  ")
+    if measurement is None:
+        lines.append("  no steady step was measured")
+    else:
+        text = render_parts(measurement.parts)
+        lines += wrap_text(text, style, indent="  ", hang="    ")
+    whole = [record for record in epochs if record.rank == 0]
+    if whole:
+        total = "" if info.epochs is None else f" of {info.epochs}"
+        took = format_seconds(whole[-1].duration_s)
+        lines.append(f"  epochs recorded: {len(whole)}{total}, the last took {took}")
+    for note in notes[-5:]:
+        lines += wrap_text(f"told: {printable(note.text)}", style, indent="  ", hang="    ")
+    return "\n".join(lines)
+
+
+_STATUS_COLOR = {"ok": "green", "warn": "yellow", "off": "dim", "fail": "red"}
+
+
+def render_doctor(
+    checks: tuple[Check, ...],
+    *,
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+) -> str:
+    """What works here and what does not, each with its remedy."""
+    style = Style(width=width, unicode=unicode, color=color)
+    name_width = max((len(check.name) for check in checks), default=0)
+    indent = " " * (name_width + 8)
+    lines: list[str] = []
+    for check in checks:
+        first = f"{check.name:<{name_width}}  {check.status:<4}  "
+        seen = wrap_text(printable(check.seen), style, indent=indent)
+        painted = style.paint(f"{check.status:<4}", _STATUS_COLOR[check.status])
+        first = f"{check.name:<{name_width}}  {painted}  "
+        lines += [first + seen[0][len(indent) :], *seen[1:]]
+        if check.remedy:
+            lines += wrap_text(printable(check.remedy), style, indent=indent)
+    return "\n".join(lines)

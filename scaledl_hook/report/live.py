@@ -1,0 +1,262 @@
+"""The live line: one line on a terminal, sparse lines in a log; ``pace`` says when.
+
+Pure functions that return text. Fields keep their order and place, so that the eye finds them
+and ``grep`` does; on a narrow terminal the less needed ones are left out.
+"""
+
+import time
+
+from scaledl.records import Eta, Interval, Progress
+from scaledl.report.pace import LinePolicy, Shown
+from scaledl.units import format_clock, format_seconds, format_usd, printable
+
+__all__ = [
+    "LinePolicy",
+    "Shown",
+    "is_beyond",
+    "render_change",
+    "render_done",
+    "render_line",
+    "render_log_line",
+]
+
+NAME = "scaledl  "
+MAX_WIDTH = 100
+OUTCOMES = {"finished": "done", "stopped-early": "stopped early"}
+
+
+def _step_field(progress: Progress) -> str:
+    total = progress.total_steps
+    if total is None:
+        return f"step {progress.step}"
+    return f"step {progress.step:>{len(str(total))}}/{total}"
+
+
+def _epoch_number(progress: Progress) -> int:
+    """The running epoch as people count, from 1; at the end of the last one still the last."""
+    number = progress.epoch + 1
+    return number if progress.num_epochs is None else min(number, progress.num_epochs)
+
+
+def _epoch_field(progress: Progress) -> str:
+    if progress.num_epochs is None and progress.steps_per_epoch is None:
+        return ""
+    number = _epoch_number(progress)
+    if progress.num_epochs is None:
+        return f"epoch {number}"
+    return f"epoch {number}/{progress.num_epochs}"
+
+
+def is_beyond(progress: Progress) -> bool:
+    """Whether training goes on after its planned end."""
+    return progress.total_steps is not None and progress.step > progress.total_steps
+
+
+def _end_name(progress: Progress) -> str:
+    """What ends the run, where ``epochs`` was given but is not what ends it."""
+    if progress.limited_by in (None, "epochs") or progress.num_epochs is None:
+        return ""
+    return f"until {progress.limited_by}"
+
+
+def _range_text(eta: Eta, left: Interval, now_s: float, word: str = "") -> str:
+    low = format_clock(eta.at_s + left.low, now_s)
+    high = format_clock(eta.at_s + left.high, now_s)
+    text = f"{low} to {high}" if low != high else low
+    return f"({text}, {word})" if word else f"({text})"
+
+
+def _join(lead: str, fields: list[tuple[int, str]], width: int, *, unicode: bool) -> str:
+    """The line with its fields in order; those of the highest rank go first where it is full."""
+    fields = [(rank, text) for rank, text in fields if text]
+    width = min(width, MAX_WIDTH)
+    line = lead + ", ".join(text for _, text in fields)
+    while len(line) > width and len(fields) > 1:
+        worst = max(range(len(fields)), key=lambda i: fields[i][0])
+        if fields[worst][0] == 0:
+            break
+        del fields[worst]
+        line = lead + ", ".join(text for _, text in fields)
+    if len(line) <= width:
+        return line
+    dots = "…" if unicode else "..."
+    return line[: max(width - len(dots), 0)] + dots[: max(width, 0)]
+
+
+def render_line(
+    eta: Eta | None,
+    progress: Progress,
+    *,
+    step_s: float | None,
+    now_s: float,
+    width: int,
+    unicode: bool,
+    usd_per_hour: float | None = None,
+    learning: tuple[int, int] | None = None,
+    note: str = "",
+) -> str:
+    """The line of a terminal, at most ``width`` columns and never more than 100.
+
+    Until a number is earned it carries ``~`` and the word prior, and ``learning`` (steps seen,
+    steps wanted) says what is missing. ``note`` is a short clause for the line's end.
+    """
+    if is_beyond(progress):
+        return _beyond_line(progress, step_s, width, unicode=unicode)
+    is_prior = eta is not None and eta.basis == "prior"
+    about = "~" if is_prior or learning is not None else ""
+    fields = _time_fields(eta, progress, now_s, about, is_prior=is_prior)
+    if learning is not None:
+        fields.append((1, f"learning: {learning[0]} of {learning[1]} steps"))
+    elif usd_per_hour is not None:
+        fields.append((4, f"{format_usd(usd_per_hour)}/h"))
+    if note:
+        fields.append((5, printable(note)))
+    if not fields:
+        fields = [(0, "no step seen yet")]
+    pace = about + format_seconds(step_s) if step_s is not None else ""
+    # the epoch waits until there is room beside what is being learned
+    epoch = _epoch_field(progress) if learning is None else ""
+    lead = _lead((epoch, _step_field(progress), pace), fields[0][1], width)
+    return _join(lead, fields, width, unicode=unicode)
+
+
+def _lead(place: tuple[str, str, str], first: str, width: int) -> str:
+    """Where the run stands; without epoch, then without pace too where ``first`` has no room."""
+    epoch, step, pace = place
+    lead = ""
+    for parts in ((epoch, step, pace), (step, pace), (step,)):
+        lead = NAME + ", ".join(text for text in parts if text) + ": "
+        if len(lead) + len(first) <= width:
+            break
+    return lead
+
+
+def _time_fields(
+    eta: Eta | None, progress: Progress, now_s: float, about: str, *, is_prior: bool
+) -> list[tuple[int, str]]:
+    if eta is None or eta.remaining_s is None or eta.finish_at is None:
+        return _epoch_time_fields(eta, progress, now_s, about)
+    left = max(eta.finish_at - now_s, 0.0)
+    done = f"done {about}{format_clock(eta.finish_at, now_s)}"
+    word = "prior" if is_prior else ""
+    return [
+        (0, f"{done} {_range_text(eta, eta.remaining_s, now_s, word)}"),
+        (2, f"{about}{format_seconds(left)} left"),
+        (1, _end_name(progress)),
+    ]
+
+
+def _epoch_time_fields(
+    eta: Eta | None, progress: Progress, now_s: float, about: str
+) -> list[tuple[int, str]]:
+    """What can be said while the run's end is unknown."""
+    unknown = (3, "total unknown") if progress.total_steps is None else (3, "")
+    if eta is None or eta.epoch_remaining_s is None:
+        return [unknown] if eta is not None else []
+    left = eta.epoch_remaining_s
+    ends_at = eta.at_s + left.mean
+    return [
+        (0, f"epoch done {about}{format_clock(ends_at, now_s)} {_range_text(eta, left, now_s)}"),
+        (2, f"{about}{format_seconds(max(ends_at - now_s, 0.0))} left in the epoch"),
+        unknown,
+    ]
+
+
+def _beyond_line(progress: Progress, step_s: float | None, width: int, *, unicode: bool) -> str:
+    assert progress.total_steps is not None
+    over = progress.step - progress.total_steps
+    fields = [(0, f"{over} step{'s' if over > 1 else ''} beyond planned end")]
+    fields.append((1, f"planned were {progress.total_steps}"))
+    pace = f", {format_seconds(step_s)}" if step_s is not None else ""
+    return _join(f"{NAME}step {progress.step}{pace}: ", fields, width, unicode=unicode)
+
+
+# --- logs --------------------------------------------------------------------------------------
+
+
+def _iso(at_s: float, *, seconds: bool = False) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ" if seconds else "%Y-%m-%dT%H:%MZ", time.gmtime(at_s))
+
+
+def render_log_line(
+    eta: Eta | None, progress: Progress, *, step_s: float | None, now_s: float
+) -> str:
+    """The line of a log file: UTC, ``key=value``, no control characters."""
+    total = "" if progress.total_steps is None else f"/{progress.total_steps}"
+    parts = [_iso(now_s, seconds=True), "scaledl"]
+    if progress.num_epochs is not None or progress.steps_per_epoch is not None:
+        of = "" if progress.num_epochs is None else f"/{progress.num_epochs}"
+        parts.append(f"epoch={_epoch_number(progress)}{of}")
+    parts.append(f"step={progress.step}{total}")
+    if step_s is not None:
+        parts.append(f"step_ms={step_s * 1e3:.3g}" if step_s < 1 else f"step_ms={step_s * 1e3:.0f}")
+    if is_beyond(progress):
+        return " ".join([*parts, "beyond_planned_end=true"])
+    if eta is not None and eta.remaining_s is not None and eta.finish_at is not None:
+        parts += _log_times("eta", eta.finish_at, eta.at_s, eta.remaining_s)
+    elif eta is not None and eta.epoch_remaining_s is not None:
+        left = eta.epoch_remaining_s
+        parts += [*_log_times("epoch_eta", eta.at_s + left.mean, eta.at_s, left), "total=unknown"]
+    elif eta is not None and progress.total_steps is None:
+        parts.append("total=unknown")
+    if eta is not None and eta.step_s is not None:
+        parts.append(f"basis={eta.basis}")
+    if _end_name(progress):
+        parts.append(f"until={progress.limited_by}")
+    return " ".join(parts)
+
+
+def _log_times(key: str, at_s: float, made_s: float, left: Interval) -> list[str]:
+    low, high = made_s + left.low, made_s + left.high
+    day = _iso(at_s)[:10]
+
+    def short(value_s: float) -> str:
+        text = _iso(value_s)
+        return text[11:16] if text.startswith(day) else text
+
+    return [f"{key}={_iso(at_s)}", f"{key}_low={short(low)}", f"{key}_high={short(high)}"]
+
+
+# --- changes and the end ------------------------------------------------------------------------
+
+
+def render_change(old: Eta, new: Eta, now_s: float, *, unicode: bool = False) -> str:
+    """What moved and why: ``ETA 14:05 -> 14:31 (+26 min): steps 12 % slower since step 5480``."""
+    if old.finish_at is None or new.finish_at is None:
+        return f"{NAME}{printable(new.changed_because)}"
+    arrow = "→" if unicode else "->"
+    moved = new.finish_at - old.finish_at
+    sign = "+" if moved >= 0 else "-"
+    before, after = format_clock(old.finish_at, now_s), format_clock(new.finish_at, now_s)
+    text = f"{NAME}ETA {before} {arrow} {after} ({sign}{format_seconds(abs(moved))})"
+    return f"{text}: {printable(new.changed_because)}" if new.changed_because else text
+
+
+def render_done(
+    first: Eta | None,
+    progress: Progress,
+    *,
+    started_s: float,
+    now_s: float,
+    outcome: str = "finished",
+) -> str:
+    """The last line: done, and how the first estimate compares with what came true."""
+    took = format_seconds(now_s - started_s)
+    steps = f"{progress.step} step{'' if progress.step == 1 else 's'}"
+    words = {"finished": "done", "stopped-early": "stopped early"}.get(
+        outcome, "ended by exception"
+    )
+    planned = progress.total_steps
+    of = f" of {planned}" if planned is not None and progress.step < planned else ""
+    line = f"{NAME}{words} {format_clock(now_s, now_s)}: {steps}{of} in {took}"
+    if outcome != "finished" or first is None or first.finish_at is None:
+        return line
+    assert first.remaining_s is not None
+    off = now_s - first.finish_at
+    place = "inside" if now_s - first.at_s in first.remaining_s else "outside"
+    when = "later" if off >= 0 else "earlier"
+    return (
+        f"{line}; first estimate at step {first.step} was {format_clock(first.finish_at, now_s)} "
+        f"{_range_text(first, first.remaining_s, now_s)}: {format_seconds(abs(off))} {when}, "
+        f"{place} its range"
+    )

@@ -1,0 +1,240 @@
+"""Forecast rows to a ScalingReport: which count is advised, why, and what to be careful about."""
+
+from scaledl.records import (
+    BatchRule,
+    Cause,
+    Coverage,
+    Measurement,
+    Recommendation,
+    ScalingReport,
+    ScalingRow,
+)
+from scaledl.units import format_seconds
+
+# Doubling the GPUs must give at least 1.7 times the speed for the larger count to be advised.
+GOOD_MARGIN_FRACTION = 0.7
+
+CAUSE_TEXT: dict[Cause, str] = {
+    "compute": "compute",
+    "memory-bandwidth": "memory bandwidth",
+    "all-reduce-intra": "all-reduce inside node",
+    "all-reduce-inter": "all-reduce between nodes",
+    "all-gather": "all-gather (FSDP)",
+    "input": "input",
+    "optimizer": "optimizer",
+    "launch": "launch overhead (kernels too short)",
+    "straggler": "waiting for the slowest rank",
+    "throttling": "throttling",
+    "small-batch": "small per-GPU batch",
+    "does-not-fit": "does not fit",
+}
+
+CAVEAT_TEXT: dict[str, str] = {
+    "few-steps": "fewer than 20 steady steps were measured",
+    "communication-is-prior": "communication was never measured: its cost is a catalogue prior",
+    "no-multi-node-data": "nothing was measured between nodes: larger counts rest on the link as "
+    "stated",
+    "far-extrapolation": "the largest count is over 4 times the largest seen: treat it as a guess",
+    "other-gpu": "another kind of GPU than the measured one: only ratios are known",
+    "memory-not-checked": "memory was not checked: fewer GPUs hold more each and may not fit it",
+    "no-full-batch": "with the largest counts an epoch holds no full batch",
+    "more-gpus-than-samples": "more GPUs than samples in the global batch: it grows with them",
+    "uneven-batch": "the global batch does not divide evenly on every count: it is rounded up",
+    "input-may-not-scale": "input wait is over a tenth of the step and may not shrink with GPUs",
+    "host-shared": "the processes share one host and compete for its cores and memory",
+    "one-count-only": "one count was measured: how it scales rests on the model",
+    "size-unknown": "the gradients' size was not seen: it is taken from the parameters",
+    "batch-unknown": "the batch size was not seen: steps per epoch are taken as they are",
+}
+# What the predictor says of single rows, under the name the report uses.
+_REPORT_KEY = {"no-communication-data": "communication-is-prior"}
+
+
+def build(
+    rows: tuple[ScalingRow, ...],
+    *,
+    base: Measurement,
+    run: str,
+    batch_rule: BatchRule,
+    coverage: Coverage,
+    made_at: float,
+    epoch: int | None = None,
+    level: float = 0.9,
+    global_batch: int | None = None,
+    model_version: str = "analytic-1",
+) -> ScalingReport:
+    """The report over ``rows``, with advice and caveats.
+
+    Args:
+        rows: Forecasts and measurements, any order.
+        base: The running regime.
+        run: Id of the run.
+        batch_rule: What stays fixed when the count changes.
+        coverage: How often intervals held so far.
+        made_at: Seconds since the epoch of Unix.
+        epoch: The epoch that just ended, from 0.
+        level: Nominal probability of the intervals.
+        global_batch: Samples of one step over all ranks; taken from ``base`` where not given.
+        model_version: Which predictor made the rows.
+    """
+    ordered = tuple(sorted(rows, key=lambda row: row.num_gpus))
+    running = base.cluster.num_gpus
+    index = next((i for i, row in enumerate(ordered) if row.num_gpus == running), None)
+    return ScalingReport(
+        made_at=made_at,
+        run=run,
+        batch_rule=batch_rule,
+        rows=ordered,
+        measured_index=index,
+        coverage=coverage,
+        recommendation=recommend(ordered, base=base),
+        level=level,
+        global_batch=_global_batch(base) if global_batch is None else global_batch,
+        epoch=epoch,
+        caveats=_caveats(ordered, base),
+        model_version=model_version,
+    )
+
+
+def _global_batch(base: Measurement) -> int | None:
+    plan = base.plan
+    if plan.batch_per_gpu is None:
+        return None
+    return plan.batch_per_gpu * plan.grad_accum * base.cluster.num_gpus
+
+
+def recommend(rows: tuple[ScalingRow, ...], *, base: Measurement) -> Recommendation | None:
+    """The knee: the largest count up to which each further GPU still gives most of its worth.
+
+    From the smallest count that fits upwards, a larger count is taken while the share
+    (speed ratio - 1) / (count ratio - 1) is at least ``GOOD_MARGIN_FRACTION``.
+    """
+    fitting = [row for row in rows if row.fits is not False and _time_s(row) > 0]
+    if len(fitting) < 2:
+        return None
+    best = fitting[0]
+    after: ScalingRow | None = None
+    for row in fitting[1:]:
+        gain = _time_s(best) / _time_s(row) - 1
+        if gain < GOOD_MARGIN_FRACTION * (row.num_gpus / best.num_gpus - 1):
+            after = row
+            break
+        best = row
+    now = next((row for row in fitting if row.num_gpus == base.cluster.num_gpus), None)
+    reason = _reason(best, after, now)
+    return Recommendation(
+        num_gpus=best.num_gpus, reason=reason, text=_advice(best, after, now, reason, base)
+    )
+
+
+def _time_s(row: ScalingRow) -> float:
+    """Time for equal work, relative to the running count; 0 where it is unknown."""
+    return 1.0 / row.speedup if row.speedup else 0.0
+
+
+def _reason(best: ScalingRow, after: ScalingRow | None, now: ScalingRow | None) -> str:
+    if now is not None and best.num_gpus == now.num_gpus:
+        return "stay"
+    if now is not None and best.num_gpus < now.num_gpus:
+        return "fewer-do-nearly-as-well"
+    if after is None:
+        return "largest-count-asked"
+    if best.num_gpus <= best.gpus_per_node < after.num_gpus:
+        return "largest-count-in-node"
+    return "knee"
+
+
+def _advice(
+    best: ScalingRow,
+    after: ScalingRow | None,
+    now: ScalingRow | None,
+    reason: str,
+    base: Measurement,
+) -> str:
+    unit = "process" if base.host_shared else "GPU"
+    plural = unit + ("es" if base.host_shared else "s")
+    name = f"{best.num_gpus} {unit if best.num_gpus == 1 else plural}"
+    more = _next_text(best, after)
+    if reason == "stay":
+        return f"{name}, as now: {more}."
+    if reason == "fewer-do-nearly-as-well" and now is not None:
+        slower = _time_s(best) / _time_s(now)
+        pace = f"{slower:.1f}x the time" if slower > 1.05 else "the same time or less"
+        return f"{name}: {pace}{_price_text(best, now)}; {more}."
+    gain = "the best of those asked"
+    if now is not None:
+        gain = f"{_time_s(now) / _time_s(best):.1f}x faster{_price_text(best, now)}"
+    if best.basis == "prior":
+        more += "; nothing like it was measured yet"
+    if reason == "largest-count-in-node":
+        return f"{name}: {gain}; it is the largest count inside one node."
+    return f"{name}: {gain}; {more}."
+
+
+def _next_text(best: ScalingRow, after: ScalingRow | None) -> str:
+    """What the next larger count would bring."""
+    if after is None:
+        return "it is the largest count asked for"
+    ratio = _time_s(best) / _time_s(after)
+    cause = CAUSE_TEXT[after.limited_by]
+    if ratio < 1.0:
+        return f"{after.num_gpus} would be slower ({cause})"
+    return f"{after.num_gpus} would be only {ratio:.2f}x faster ({cause})"
+
+
+def _price_text(best: ScalingRow, now: ScalingRow) -> str:
+    """``for 6 % more money``; GPU-hours where no price is known."""
+    cost, cost_now, what = best.cost_usd, now.cost_usd, "money"
+    if not cost or not cost_now:
+        cost, cost_now = best.num_gpus * _time_s(best), now.num_gpus * _time_s(now)
+        what = "GPU-hours"
+    change = cost / cost_now - 1
+    if abs(change) < 0.005:
+        return f" for the same {what}"
+    return f" for {abs(change) * 100:.0f} % {'more' if change > 0 else 'less'} {what}"
+
+
+def _caveats(rows: tuple[ScalingRow, ...], base: Measurement) -> tuple[str, ...]:
+    """Keys that apply to any row or to the whole, in the order of ``CAVEAT_TEXT``."""
+    found = {_REPORT_KEY.get(key, key) for row in rows for key in row.caveats}
+    seen = {row.num_gpus for row in rows if row.basis == "measured"} | {base.cluster.num_gpus}
+    if len(seen) == 1 and len(rows) > 1:
+        found.add("one-count-only")
+    if base.num_steps < 20:
+        found.add("few-steps")
+    known = [key for key in CAVEAT_TEXT if key in found]
+    return (*known, *sorted(found - set(CAVEAT_TEXT)))
+
+
+def counts_within(
+    report: ScalingReport, *, deadline_s: float | None = None, budget_usd: float | None = None
+) -> tuple[int, ...]:
+    """Counts whose rest of the run keeps the deadline and the budget.
+
+    The upper end of the interval must keep them: an option that is late half of the time is none.
+    """
+    good = []
+    for row in report.rows:
+        rest = row.remaining_s
+        if row.fits is False or rest is None:
+            continue
+        if deadline_s is not None and rest.high > deadline_s:
+            continue
+        if budget_usd is not None:
+            if row.cost_usd is None or row.epoch_s is None or row.epoch_s.mean <= 0:
+                continue
+            if row.cost_usd * rest.high / row.epoch_s.mean > budget_usd:
+                continue
+        good.append(row.num_gpus)
+    return tuple(good)
+
+
+def audit_text(told: ScalingRow, measured: Measurement) -> str:
+    """What an earlier forecast said against what came: ``2 GPUs: told 114 ms, it is 117 ms``."""
+    seen_s, span = measured.step_s, told.step_s
+    verdict = "inside" if seen_s in span else "outside"
+    return (
+        f"{told.num_gpus} GPUs: told {format_seconds(span.mean)}, it is {format_seconds(seen_s)} "
+        f"({verdict} the {span.level * 100:.0f} % interval "
+        f"{format_seconds(span.low)} to {format_seconds(span.high)})"
+    )

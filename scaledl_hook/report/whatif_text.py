@@ -1,0 +1,262 @@
+"""The what-if table as text: heading with the batch rule, rows, chart, advice, foot."""
+
+from scaledl.records import ScalingReport, ScalingRow
+from scaledl.report.chart import interval_chart
+from scaledl.report.scaling import CAUSE_TEXT, CAVEAT_TEXT
+from scaledl.report.text import (
+    Column,
+    Style,
+    by_doubt,
+    decimals_by_doubt,
+    range_text,
+    step_unit,
+    table_lines,
+    wrap_text,
+)
+from scaledl.units import format_energy, format_fraction, format_seconds, format_usd
+
+MAX_LINES = 30
+MAX_NOTES = 2
+
+
+def render_report(
+    report: ScalingReport,
+    *,
+    width: int = 96,
+    unicode: bool = True,
+    color: bool = False,
+    cpu_run: bool = False,
+    epochs_left: float | None = None,
+    whole_run: bool = False,
+) -> str:
+    """The whole what-if report as text (the answer of ``scaledl what-if``)."""
+    style = Style(width=width, unicode=unicode, color=color)
+    table = whatif_lines(report, style, cpu_run=cpu_run)
+    chart = chart_lines(report, style)
+    tail = advice_lines(report, style, epochs_left=epochs_left, whole_run=whole_run)
+    blank = [""] if chart else []
+    return "\n".join([*table, *blank, *chart, "", *tail, *foot_lines(style)])
+
+
+def heading_text(report: ScalingReport, *, cpu_run: bool) -> str:
+    """Which batch rule the table stands under: half of all misreadings are about it."""
+    who = "process" if cpu_run else "GPU"
+    if report.batch_rule == "fixed-global":
+        size = f" of {report.global_batch:,}" if report.global_batch else ""
+        return f"What if, with the same global batch{size}:"
+    return f"What if, with the same batch per {who} (so the global batch changes):"
+
+
+def is_far(row: ScalingRow, report: ScalingReport) -> bool:
+    """Whether the row is a forecast beyond twice the largest count measured."""
+    seen = [r.num_gpus for r in report.rows if r.basis == "measured"]
+    return row.basis != "measured" and bool(seen) and row.num_gpus > 2 * max(seen)
+
+
+def _basis_text(row: ScalingRow, report: ScalingReport) -> str:
+    if row.basis == "prior":
+        return "prior"
+    if row.basis == "interpolated":
+        return "between"
+    return ""
+
+
+def _mark(row: ScalingRow, report: ScalingReport, style: Style) -> str:
+    if report.recommendation is not None and report.recommendation.num_gpus == row.num_gpus:
+        return style.mark("advised")
+    if report.measured_index is not None and report.rows[report.measured_index] is row:
+        return style.mark("measured")
+    return " "
+
+
+def whatif_lines(
+    report: ScalingReport, style: Style, *, cpu_run: bool = False, most_rows: int | None = None
+) -> list[str]:
+    """Heading and table; at most ``most_rows`` rows, the running and advised ones always."""
+    rows = choose_rows(report, most_rows)
+    if not rows:
+        return [heading_text(report, cpu_run=cpu_run), "  no count to compare"]
+    unit, factor = step_unit([row.step_s.mean for row in rows])
+    digits = len(str(rows[-1].num_gpus))
+    columns = [
+        Column(title="procs" if cpu_run else "GPUs"),
+        Column(title="step"),
+        Column(title="interval", left=True),
+    ]
+    cells = [
+        [
+            f"{_mark(row, report, style)} {row.num_gpus:>{digits}}",
+            *_step_cells(row, report, unit, factor),
+        ]
+        for row in rows
+    ]
+    _add_optional(columns, cells, rows)
+    columns.append(Column(title="limited by", left=True, least=16))
+    for line, row in zip(cells, rows, strict=True):
+        line.append(_cause_text(row))
+    heading = wrap_text(heading_text(report, cpu_run=cpu_run), style)
+    lines = [*heading, *table_lines(columns, cells, style)]
+    for at, row in enumerate(rows, start=len(lines) - len(rows)):
+        if row.fits is False:
+            lines[at] = style.paint(lines[at], "dim")
+        elif report.recommendation and report.recommendation.num_gpus == row.num_gpus:
+            lines[at] = style.paint(lines[at], "bold")
+    left_out = len(report.rows) - len(rows)
+    return [*lines, f"  ({left_out} more counts in the full report)"] if left_out else lines
+
+
+def _step_cells(row: ScalingRow, report: ScalingReport, unit: str, factor: float) -> list[str]:
+    if row.fits is False:
+        return ["n/a", "does not fit"]
+    half = 0.0 if row.basis == "measured" else (row.step_s.high - row.step_s.low) / 2
+    about = "~" if is_far(row, report) else ""
+    step = f"{about}{by_doubt(row.step_s.mean * factor, half * factor)} {unit}"
+    if row.basis == "measured":
+        return [step, "measured"]
+    return [step, f"{range_text(row.step_s, factor)} {_basis_text(row, report)}".rstrip()]
+
+
+def _add_optional(columns: list[Column], cells: list[list[str]], rows: list[ScalingRow]) -> None:
+    """Columns that only stand where some row knows their value; speed and efficiency always."""
+    extra = [
+        (
+            Column(title="epoch", give_up=1),
+            any(r.epoch_s for r in rows),
+            [format_seconds(r.epoch_s.mean if r.epoch_s else None) for r in rows],
+        ),
+        (Column(title="speed"), True, [_speed_text(r) for r in rows]),
+        (
+            Column(title="eff.", give_up=2),
+            True,
+            [format_fraction(r.efficiency_fraction) for r in rows],
+        ),
+        (
+            Column(title="cost", give_up=3),
+            any(r.cost_usd is not None for r in rows),
+            [format_usd(r.cost_usd) for r in rows],
+        ),
+        (
+            Column(title="energy", give_up=4),
+            any(r.energy_j is not None for r in rows),
+            [format_energy(r.energy_j) for r in rows],
+        ),
+    ]
+    for column, wanted, texts in extra:
+        if not wanted:
+            continue
+        columns.append(column)
+        for line, row, text in zip(cells, rows, texts, strict=True):
+            line.append("n/a" if row.fits is False else text)
+
+
+def _speed_text(row: ScalingRow) -> str:
+    if row.speedup is None:
+        return "n/a"
+    half = 0.0
+    if row.basis != "measured" and row.step_s.mean > 0:
+        half = row.speedup * (row.step_s.high - row.step_s.low) / 2 / row.step_s.mean
+    if row.speedup < 0.005:
+        return "<0.01x"
+    return f"{row.speedup:.{min(2, decimals_by_doubt(row.speedup, half / 2))}f}x"
+
+
+def _cause_text(row: ScalingRow) -> str:
+    name = CAUSE_TEXT[row.limited_by]
+    if row.limited_by in ("compute", "does-not-fit") or row.fits is False:
+        return CAUSE_TEXT["does-not-fit"] if row.fits is False else name
+    return f"{format_fraction(row.limited_fraction)} {name}"
+
+
+def choose_rows(report: ScalingReport, most: int | None) -> list[ScalingRow]:
+    """At most ``most`` rows: the running and advised ones, then those spread evenly."""
+    rows = list(report.rows)
+    if most is None or len(rows) <= most:
+        return rows
+    keep = {report.measured_index} if report.measured_index is not None else set()
+    if report.recommendation is not None:
+        keep |= {i for i, r in enumerate(rows) if r.num_gpus == report.recommendation.num_gpus}
+    room = max(0, most - len(keep))
+    others = [i for i in range(len(rows)) if i not in keep]
+    keep |= {others[round(k * (len(others) - 1) / max(1, room - 1))] for k in range(room)}
+    return [rows[i] for i in sorted(keep)]
+
+
+def chart_lines(report: ScalingReport, style: Style) -> list[str]:
+    """The interval chart of the report."""
+    measured = None if report.measured_index is None else report.rows[report.measured_index]
+    fixed_global = report.batch_rule == "fixed-global"
+    return interval_chart(list(report.rows), measured, style, fixed_global=fixed_global)
+
+
+def advice_lines(
+    report: ScalingReport,
+    style: Style,
+    *,
+    epochs_left: float | None = None,
+    whole_run: bool = False,
+    with_notes: bool = True,
+    run_hint: str = "",
+) -> list[str]:
+    """Advice, time left at the interesting counts, cautions, and how often intervals held."""
+    lines: list[str] = []
+    if report.recommendation is not None:
+        text = f"{style.mark('advised')} {report.recommendation.text}"
+        lines += wrap_text(text, style, hang="  ")
+    left = left_text(report, epochs_left, whole_run=whole_run)
+    if left:
+        lines += wrap_text(left, style, indent="  ")
+    for key in report.caveats[:MAX_NOTES] if with_notes else ():
+        lines += wrap_text(f"note: {CAVEAT_TEXT.get(key, key)}", style, indent="  ", hang="    ")
+    return [*lines, *wrap_text(coverage_text(report) + run_hint, style, hang="  ")]
+
+
+def left_text(report: ScalingReport, epochs_left: float | None, *, whole_run: bool = False) -> str:
+    """Time left now and at the advised count: ``29 epochs left: 4 h as now, 2 h on 8``."""
+    known = [r for r in report.rows if r.remaining_s is not None and r.fits is not False]
+    if not known:
+        return ""
+    advised = report.recommendation.num_gpus if report.recommendation else None
+    now = None if report.measured_index is None else report.rows[report.measured_index].num_gpus
+    wanted = {now, advised}
+    best = next((r for r in known if r.num_gpus == advised), None)
+    if best is not None:
+        wanted |= {r.num_gpus for r in _faster_than(best, known)[:1]}
+    parts = []
+    for row in sorted((r for r in known if r.num_gpus in wanted), key=lambda r: r.num_gpus != now):
+        assert row.remaining_s is not None
+        about = "about " if row.basis == "prior" or is_far(row, report) else ""
+        where = "as now" if row.num_gpus == now else f"on {row.num_gpus}"
+        parts.append(f"{about}{format_seconds(row.remaining_s.mean)} {where}")
+    if epochs_left is None:
+        return f"time left: {', '.join(parts)}."
+    count = f"{epochs_left:.4g}"
+    what = f"{count} {'epoch' if count == '1' else 'epochs'}"
+    what = f"the whole run of {what}" if whole_run else f"{what} left"
+    return f"{what}: {', '.join(parts)}."
+
+
+def _faster_than(best: ScalingRow, rows: list[ScalingRow]) -> list[ScalingRow]:
+    """Larger counts that would end sooner, ascending."""
+
+    def left_s(row: ScalingRow) -> float:
+        return row.remaining_s.mean if row.remaining_s is not None else float("inf")
+
+    return [r for r in rows if r.num_gpus > best.num_gpus and left_s(r) < left_s(best)]
+
+
+def coverage_text(report: ScalingReport) -> str:
+    """How often the intervals held so far."""
+    cover = report.coverage
+    aim = f"aim {cover.nominal * 100:.0f} %"
+    if cover.seen is None or cover.n == 0:
+        return f"Intervals were not checked against later steps yet ({aim})."
+    return f"Intervals so far held {round(cover.seen * cover.n)} of {cover.n} times ({aim})."
+
+
+def foot_lines(style: Style) -> list[str]:
+    """What the printed fields mean."""
+    text = (
+        "step: one optimizer step; speed: against now; eff.: per GPU, first row 100 %; "
+        "~: beyond 2x seen"
+    )
+    return [style.paint(line, "dim") for line in wrap_text(text, style, hang="  ")]

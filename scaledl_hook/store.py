@@ -1,0 +1,236 @@
+"""Run folders: one folder a run, one append-only JSON-lines file a rank, no locks.
+
+Layout: ``home/runs/<run_id>/run.json`` (written by rank 0) and ``rank<k>.jsonl``. Each file has
+one writer, so that nothing is shared between processes and a crash leaves at most one torn last
+line, which the reader skips. The file's first line names the schema.
+"""
+
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from scaledl.errors import StoreError
+from scaledl.records import SCHEMA, LayerGraph, Line, RunInfo, ScalingReport
+from scaledl.units import printable
+from scaledl.writer import FileHead, RunWriter
+
+__all__ = [
+    "RunEntry",
+    "RunList",
+    "RunWriter",
+    "find_run",
+    "home_dir",
+    "list_runs",
+    "new_run_id",
+    "newest_folders",
+    "ranks_of",
+    "read_info",
+    "read_lines",
+    "read_tail",
+]
+
+MAX_LINE_BYTES = 8 * 2**20
+_RANK_FILE = re.compile(r"rank(\d{1,7})\.jsonl")
+
+
+class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a listing: its head and where it lies."""
+
+    info: RunInfo
+    folder: Path
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """Readable runs, newest first, and how many folders could not be read."""
+
+    runs: tuple[RunEntry, ...]
+    num_skipped: int = 0
+
+
+_decoder: "msgspec.json.Decoder[FileHead | Line]" = msgspec.json.Decoder(FileHead | Line)
+
+
+# --- where runs lie ----------------------------------------------------------------------------
+
+
+def home_dir(configured: str | None = None) -> Path:
+    """The folder that holds ``runs/``: the argument, else ``SCALEDL_HOME``, else the user's cache.
+
+    Raises:
+        StoreError: none is given and the user has no home folder.
+    """
+    text = configured or os.environ.get("SCALEDL_HOME") or "~/.cache/scaledl"
+    try:
+        return Path(text).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise StoreError(f"no folder for runs: {text!r} ({error}). Set SCALEDL_HOME.") from error
+
+
+def new_run_id(now_s: float, model_name: str) -> str:
+    """A fresh name such as ``1201-1402-gpt2-a3f9``: local date and time, model, four random digits.
+
+    Only ``a-z 0-9 -`` occur. The digits come from the system, not from the user's ``random`` state.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", model_name.lower()).strip("-")[:24].strip("-") or "run"
+    stamp = time.strftime("%m%d-%H%M", time.localtime(now_s))
+    return f"{stamp}-{name}-{secrets.token_hex(2)}"
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def _newer(schema: int) -> StoreError:
+    return StoreError(
+        f"run was written by schema {schema}, this scaledl reads up to {SCHEMA}. "
+        "Upgrade: pip install -U scaledl"
+    )
+
+
+class _AnySchema(msgspec.Struct):
+    schema: int = SCHEMA
+
+
+def read_info(folder: Path) -> RunInfo:
+    """The head of a run.
+
+    Raises:
+        StoreError: missing, damaged, or written by a newer schema.
+    """
+    path = Path(folder) / "run.json"
+    try:
+        with _open_plain(path) as stream:
+            data = stream.read(MAX_LINE_BYTES)
+        schema = msgspec.json.decode(data, type=_AnySchema).schema
+        if schema > SCHEMA:
+            raise _newer(schema)
+        return msgspec.json.decode(data, type=RunInfo)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise StoreError(f"cannot read {path}: {error}. Give another run.") from error
+
+
+def _open_plain(path: Path) -> Any:
+    """A binary reader; refuses links, pipes and devices, which could hang or lead elsewhere."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"not a plain file: {path}")
+    return os.fdopen(fd, "rb")
+
+
+def ranks_of(folder: Path) -> tuple[int, ...]:
+    """The ranks that left a file, ascending."""
+    found = (_RANK_FILE.fullmatch(name) for name in os.listdir(folder))
+    return tuple(sorted(int(match[1]) for match in found if match))
+
+
+def read_lines(folder: Path, rank: int | None = None) -> Iterator[Line]:
+    """Records of one rank or, rank by rank, of all; torn, huge and unknown lines are skipped.
+
+    Raises:
+        StoreError: a file cannot be opened or was written by a newer schema.
+    """
+    try:
+        ranks = ranks_of(folder) if rank is None else (rank,)
+    except OSError as error:
+        raise StoreError(f"cannot read {folder}: {error}. Give another run.") from error
+    for each in ranks:
+        yield from _read_file(Path(folder) / f"rank{each}.jsonl", 0)
+
+
+def read_tail(folder: Path, rank: int = 0, max_bytes: int = 2**18) -> tuple[Line, ...]:
+    """The last records of one rank: what a listing needs, without reading megabytes."""
+    path = Path(folder) / f"rank{rank}.jsonl"
+    try:
+        size = path.lstat().st_size
+    except OSError:
+        return ()
+    return tuple(_read_file(path, max(0, size - max_bytes)))
+
+
+def _read_file(path: Path, start: int) -> Iterator[Line]:
+    try:
+        stream = _open_plain(path)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error}. Give another run.") from error
+    with stream:
+        if start:
+            stream.seek(start)
+            stream.readline(MAX_LINE_BYTES)
+        while data := stream.readline(MAX_LINE_BYTES):
+            if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
+                while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+                continue
+            record = _decode(data)
+            if isinstance(record, (FileHead, LayerGraph, ScalingReport)) and record.schema > SCHEMA:
+                raise _newer(record.schema)
+            if record is not None and not isinstance(record, FileHead):
+                yield record
+
+
+def _decode(data: bytes) -> "FileHead | Line | None":
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def list_runs(home: Path) -> RunList:
+    """The runs under ``home``, newest first; folders that cannot be read are counted."""
+    entries: list[RunEntry] = []
+    num_skipped = 0
+    for folder in _folders(home):
+        try:
+            entries.append(RunEntry(info=read_info(folder), folder=folder))
+        except StoreError:
+            num_skipped += 1
+    entries.sort(key=lambda e: (e.info.started_at, e.info.run_id), reverse=True)
+    return RunList(runs=tuple(entries), num_skipped=num_skipped)
+
+
+def _folders(home: Path) -> list[Path]:
+    try:
+        return [path for path in (Path(home) / "runs").iterdir() if path.is_dir()]
+    except OSError:
+        return []
+
+
+def newest_folders(home: Path, most: int) -> list[Path]:
+    """The run folders that changed last, found by their time stamps alone."""
+
+    def changed_at(folder: Path) -> float:
+        try:
+            return folder.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    return sorted(_folders(home), key=changed_at, reverse=True)[:most]
+
+
+def find_run(home: Path, name: str) -> Path:
+    """The folder of a run named by id, unique prefix, path, or ``latest``.
+
+    Raises:
+        StoreError: nothing fits, or several do; the message names candidates.
+    """
+    if name == "latest":
+        runs = list_runs(home).runs
+        if not runs:
+            raise StoreError(f"no runs in {home}. Train with scaledl.track(model), or give --home.")
+        return runs[0].folder
+    names = sorted(path.name for path in _folders(home))
+    fitting = [n for n in names if n == name] or [n for n in names if name and n.startswith(name)]
+    if len(fitting) == 1:
+        return Path(home) / "runs" / fitting[0]
+    if not fitting and name and Path(name).is_dir():
+        return Path(name)
+    known = ", ".join((fitting or names[-5:])[:5]) or "none"
+    what = f"{name!r} fits {len(fitting)} runs" if fitting else f"no run {printable(name)!r}"
+    raise StoreError(f"{what}. Candidates: {known}. See: scaledl runs")

@@ -1,0 +1,301 @@
+"""``scaledl.track``: wires capture, journal, ETA, outlook and narrator around one training loop.
+
+The one place that knows all of them. What comes in on the training thread is handled here and
+nothing that fails here reaches the loop: a part that raises is told once and left out.
+"""
+
+import functools
+import inspect
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from scaledl.config import TrackConfig
+from scaledl.engine import Engine
+from scaledl.errors import UsageError, is_strict
+from scaledl.records import (
+    BatchRule,
+    ClusterSpec,
+    Eta,
+    LinkSpec,
+    ScalingReport,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_log = logging.getLogger("scaledl")
+
+_open: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
+
+
+def track(
+    model: "nn.Module",
+    *,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    total_steps: int | None = None,
+    gpus: Sequence[int] | str | None = None,
+    usd_per_gpu_hour: float | None = None,
+    cluster: ClusterSpec | None = None,
+    initial_step: int | None = None,
+    tokens: int | None = None,
+    loader: object | None = None,
+    learner: str | None = None,
+    enabled: bool | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
+    profile: bool | None = None,
+) -> "Tracker":
+    """A context manager (or decorator) that watches the training of ``model``.
+
+    Everything but the model is optional; what is not given comes from ``SCALEDL_*``, then from
+    ``[tool.scaledl]`` of a pyproject.toml in the working directory, then from defaults.
+    ``SCALEDL_DISABLE=1`` makes it a no-op.
+
+    Args:
+        model: What is trained, wrapped in DDP, FSDP or ``torch.compile`` or not.
+        epochs: Planned epochs.
+        steps_per_epoch: Optimizer steps of an epoch, where no DataLoader shows it.
+        total_steps: Planned optimizer steps; with ``epochs`` too, the earlier end wins.
+        gpus: Counts for the what-if report, as ``[1, 2, 4]`` or ``"1,2,8-64"``.
+        usd_per_gpu_hour: Price of one GPU.
+        cluster: Machine and links, where known better than by detection.
+        initial_step: Optimizer steps done before this process (resume).
+        tokens: Tokens of one optimizer step over all ranks.
+        loader: The loader that feeds the training, where several are in use.
+        learner: ``auto``, ``inline`` or ``off``.
+        enabled: ``False`` for a no-op.
+        run_dir: Folder in which the run's folder is made.
+        report: ``print``, ``none``, or a file that the reports are appended to.
+        profile: ``False`` never profiles a step.
+
+    Raises:
+        UsageError: an argument cannot be; raised here, never inside the loop.
+    """
+    config = TrackConfig.load(
+        {
+            "epochs": epochs,
+            "steps_per_epoch": steps_per_epoch,
+            "total_steps": total_steps,
+            "gpus": gpus,
+            "usd_per_gpu_hour": usd_per_gpu_hour,
+            "cluster": cluster,
+            "initial_step": initial_step,
+            "tokens": tokens,
+            "learner": learner,
+            "enabled": enabled,
+            "run_dir": run_dir,
+            "report": report,
+            "profile": profile,
+        }
+    )
+    return Tracker(model, config, loader=loader)
+
+
+class Tracker:
+    """One tracked training loop. Made by :func:`track`; use it with ``with`` or as a decorator."""
+
+    def __init__(
+        self, model: "nn.Module", config: TrackConfig, *, loader: object | None = None
+    ) -> None:
+        _check_module(model)
+        self._model = model
+        self._config = config
+        self._loader = loader
+        self._core: Engine | None = None
+        self._past: Engine | None = None
+
+    def __enter__(self) -> Self:
+        if not self._config.enabled:
+            return self
+        where = _open.get(self._model)
+        if where is not None:
+            raise UsageError(
+                f"track() is already active on this model (opened at {where}). "
+                "Use one track() around both loops."
+            )
+        _open[self._model] = _caller()
+        try:
+            self._core = Engine(self._model, self._config, self._loader)
+            self._core.start()
+        except UsageError:
+            self._abandon()
+            raise
+        except Exception as error:
+            self._abandon()
+            if is_strict():
+                raise
+            _log.warning("scaledl could not start (%r). Your training is not affected.", error)
+        return self
+
+    def _abandon(self) -> None:
+        _open.pop(self._model, None)
+        core, self._core = self._core, None
+        if core is not None:
+            core.detach()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        core, self._core = self._core, None
+        self._past = core
+        _open.pop(self._model, None)
+        if core is not None:
+            core.finish(failed=kind is not None)
+
+    def __call__(self, function: _F) -> _F:
+        """Decorate a training function: each call is one tracked run."""
+
+        @functools.wraps(function)
+        def tracked(*args: Any, **kwargs: Any) -> Any:
+            with Tracker(self._model, self._config, loader=self._loader):
+                return function(*args, **kwargs)
+
+        return tracked  # type: ignore[return-value]
+
+    # --- what cannot be seen is told ----------------------------------------------------------
+
+    def loader(self, iterable: Iterable[Any]) -> Iterable[Any]:
+        """Wrap any iterable of batches: it is the training loader, one pass is one epoch."""
+        return iterable if self._core is None else self._core.capture.wrap(iterable)
+
+    def step(self) -> None:
+        """An optimizer step ended here; from now on steps are counted by this call alone."""
+        core = self._core
+        if core is not None:
+            clock = core.capture.clock
+            core.capture.border.call(lambda: clock.on_manual_step(time.perf_counter()))
+
+    def epoch_end(self) -> None:
+        """An epoch ended here; from now on epochs are counted by this call alone."""
+        core = self._core
+        if core is not None:
+            clock = core.capture.clock
+            core.capture.border.call(lambda: clock.on_manual_epoch(time.perf_counter()))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time inside is of its own kind (``"eval"``, ``"rollout"``), not of training steps."""
+        core = self._core
+        if core is None:
+            yield
+            return
+        border, clock = core.capture.border, core.capture.clock
+        border.call(lambda: clock.on_phase_start(name, time.perf_counter()))
+        try:
+            yield
+        finally:
+            border.call(lambda: clock.on_phase_end(time.perf_counter()))
+
+    def paused(self) -> Any:
+        """Time inside is not counted as training."""
+        return self.phase("paused")
+
+    # --- what is known ------------------------------------------------------------------------
+
+    @property
+    def eta(self) -> Eta | None:
+        """The latest estimate; ``None`` before the first step."""
+        core = self._core or self._past
+        return core.eta if core is not None else None
+
+    @property
+    def run_id(self) -> str | None:
+        """Id of this run, the name of its folder; ``None`` while unknown or disabled."""
+        core = self._core or self._past
+        return core.journal.run_id if core is not None else None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where this run is recorded."""
+        core = self._core or self._past
+        return core.journal.folder if core is not None else None
+
+    def what_if(
+        self,
+        gpus: Sequence[int] | str | None = None,
+        *,
+        usd_per_gpu_hour: float | None = None,
+        batch_rule: BatchRule = "fixed-global",
+        gpus_per_node: int | None = None,
+        inter: LinkSpec | str | None = None,
+    ) -> ScalingReport:
+        """Step time, epoch time, cost and energy on other counts, from what was seen so far.
+
+        Raises:
+            UsageError: too little was measured, or a count, link or price cannot be.
+        """
+        core = self._core or self._past
+        if core is None:
+            raise UsageError("nothing is tracked: what_if() needs an enabled track() block.")
+        return core.what_if(
+            gpus=gpus,
+            usd_per_gpu_hour=usd_per_gpu_hour,
+            batch_rule=batch_rule,
+            gpus_per_node=gpus_per_node,
+            inter=inter,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What works and what does not, in words: sensors off, guesses made, overhead so far."""
+        core = self._core or self._past
+        if core is None:
+            return {"enabled": False}
+        return core.status()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the ETA has learned, for the user's own checkpoint; plain JSON values."""
+        core = self._core or self._past
+        if core is None:
+            return {}
+        return {"version": 1, "step": core.capture.clock.step, "eta": core.estimator.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from an earlier run's :meth:`state_dict`: rates are kept, counts are not mixed.
+
+        Raises:
+            UsageError: the state is of another version.
+        """
+        if not state:
+            return
+        if state.get("version") != 1:
+            raise UsageError(
+                f"state has version {state.get('version')!r}, this scaledl reads version 1."
+            )
+        if self._core is not None:
+            self._core.estimator.load_state_dict(state["eta"])
+
+    def __repr__(self) -> str:
+        return f"<scaledl.Tracker run={self.run_id} {self.eta or ''}>"
+
+
+def _check_module(model: object) -> None:
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            "track() expects a torch.nn.Module (or a DDP/FSDP wrapper), "
+            f"got {type(model).__name__}."
+        )
+
+
+def _caller() -> str:
+    """File and line outside this package from which ``track`` was entered."""
+    here = os.path.dirname(__file__)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(here):
+        frame = frame.f_back
+    if frame is None:
+        return "unknown place"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
