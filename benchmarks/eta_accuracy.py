@@ -13,26 +13,22 @@ import csv
 import gzip
 import json
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+
+from eta_baselines import BASELINES, Event
 
 from scaledl.predictor.eta import EtaEstimator
 from scaledl.records import Interval, PhaseRecord, Progress
 
 POINTS = (0.05, 0.10, 0.25, 0.50, 0.75)
-EMA_SMOOTHING, WINDOW_S, MEDIAN_LENGTH = 0.3, 30.0, 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    at_s: float
-    kind: str
-    done: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
+    """One run and its events in order of time."""
+
     run_id: str
     source: str
     schedule: str
@@ -44,7 +40,7 @@ class Recording:
     def unit(self) -> float:
         """Units of one logging interval, a setting known before the run."""
         done = [0.0] + [e.done for e in self.events if e.done is not None and e.kind == "progress"]
-        gaps = [b - a for a, b in zip(done, done[1:], strict=False) if b > a]
+        gaps = [b - a for a, b in pairwise(done) if b > a]
         return statistics.median(gaps)
 
 
@@ -91,6 +87,7 @@ class Ours:
         self._eval_s = 0.0
 
     def on_event(self, event: Event) -> None:
+        """Takes in the next event."""
         if event.kind == "eval_start":
             self._eval_start_s = event.at_s
         elif event.kind == "eval_end" and self._eval_start_s is not None:
@@ -123,61 +120,17 @@ class Ours:
             self._step, self._last_s, self._eval_s = step, at_s, 0.0
 
     def remaining(self, now_s: float) -> Interval | None:
+        """Time left as forecast now."""
         progress = Progress(
             step=self._step, epoch=0, step_in_epoch=self._step, total_steps=self._total
         )
         return self._estimator.estimate(progress, now_s).remaining_s
 
 
-def cumulative_mean(seen: list[Event], total: float) -> float | None:
-    last = seen[-1]
-    assert last.done is not None
-    return last.at_s * (total - last.done) / last.done if last.done else None
-
-
-def ema(seen: list[Event], total: float) -> float | None:
-    """Smoothed time and smoothed count apart, both bias-corrected (as tqdm does)."""
-    time_s = count = before_s = before = 0.0
-    for event in seen:
-        assert event.done is not None
-        time_s += EMA_SMOOTHING * (event.at_s - before_s - time_s)
-        count += EMA_SMOOTHING * (event.done - before - count)
-        before_s, before = event.at_s, event.done
-    return time_s / count * (total - before) if count > 0 else None
-
-
-def window_30s(seen: list[Event], total: float) -> float | None:
-    last = seen[-1]
-    inside = [e for e in seen if last.at_s - e.at_s <= WINDOW_S]
-    first = inside[0] if len(inside) > 1 else (seen[-2] if len(seen) > 1 else None)
-    start_s, start = (first.at_s, first.done) if first else (0.0, 0.0)
-    assert last.done is not None
-    assert start is not None
-    if last.done <= start:
-        return None
-    return (last.at_s - start_s) / (last.done - start) * (total - last.done)
-
-
-def median_1000(seen: list[Event], total: float) -> float | None:
-    rates, before_s, before = [], 0.0, 0.0
-    for event in seen:
-        assert event.done is not None
-        if event.done > before:
-            rates.append((event.at_s - before_s) / (event.done - before))
-        before_s, before = event.at_s, event.done
-    return statistics.median(rates[-MEDIAN_LENGTH:]) * (total - before) if rates else None
-
-
-BASELINES: dict[str, Callable[[list[Event], float], float | None]] = {
-    "cumulative-mean": cumulative_mean,
-    "ema-0.3": ema,
-    "window-30s": window_30s,
-    "median-1000": median_1000,
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Score:
+    """All forecasts of one run at one point, and what came true."""
+
     group: str
     run_id: str
     point: float

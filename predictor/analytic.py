@@ -12,7 +12,7 @@ import numpy as np
 
 from scaledl.errors import UsageError
 from scaledl.predictor.anchor import Anchor, build_anchor, is_sharded
-from scaledl.predictor.cause import find_cause
+from scaledl.predictor.bottleneck import find_cause
 from scaledl.predictor.draws import normal_draws, normal_quantile
 from scaledl.predictor.fit import fit_fixed_s, fit_host_log_slope, fit_links
 from scaledl.predictor.step_parts import (

@@ -33,7 +33,7 @@ class Cause(msgspec.Struct, kw_only=True):
         if len(before) < 2 or seen.growth() is not None:
             return
         mean, recent = sum(before) / len(before), seen.costs_s[-2:]
-        if max(recent) >= mean / PHASE_CHANGE and min(recent) <= PHASE_CHANGE * mean:
+        if min(recent) <= PHASE_CHANGE * max(before) and max(recent) >= min(before) / PHASE_CHANGE:
             return
         ratio = sum(recent) / 2 / mean
         name = "evaluation" if kind == "eval" else f"phase {kind}"

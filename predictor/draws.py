@@ -38,7 +38,7 @@ def normal_quantile(level: float) -> float:
 
 
 def expected_max_normal(count: int) -> float:
-    """Expected maximum of ``count`` independent standard normals, within 4 %; 0 for one.
+    """Expected maximum of ``count`` independent standard normals, within 5 %; 0 for one.
 
     E[max] = Phi^-1((n - 0.375) / (n + 0.25))    (Blom 1958, "Statistical Estimates and
     Transformed Beta-Variables", equation for the largest order statistic)

@@ -23,6 +23,7 @@ from scaledl.records import Basis, EpochRecord, Eta, Interval, PhaseRecord, Prog
 LEARNING_STEPS = 20
 FLUSH_STEPS = 8
 STATE_VERSION = 1
+PAUSED = "paused"
 # Spread of the later mean step time around the earlier one, as share of it, times
 # sqrt(steps left / steps seen): a level that wanders. Middle of what steady public runs show
 # (MLPerf training logs v0.7 to v5.1: 1 to 4 %); the run's own past forecasts then correct it.
@@ -199,6 +200,8 @@ class EtaEstimator:
                 kind, start, stop, steps_per_epoch=per_epoch, opens=False, final=False
             )
         for name, phase in state.phases.items():
+            if name == PAUSED and phase.count == 1 and phase.period(per_epoch) is None:
+                continue  # a single pause off any epoch's end is taken as a one-off
             opens = name != "eval"  # an evaluation before the first step is a check, not a rhythm
             total += phase_cost(
                 phase, start, stop, steps_per_epoch=per_epoch, opens=opens, final=final
@@ -223,7 +226,7 @@ class EtaEstimator:
     def _unseen_share(self, progress: Progress, end: int) -> float:
         """By how much an evaluation not seen yet may lengthen what is left."""
         state, left = self._state, end - progress.step
-        if state.phases or state.num_epochs_seen or left <= 0:
+        if state.num_epochs_seen or left <= 0 or state.phases.keys() - {PAUSED}:
             return 0.0
         done = state.steps.num_steps / (state.steps.num_steps + left)
         is_one = (progress.num_epochs or 1) == 1 or progress.steps_per_epoch is None

@@ -34,6 +34,9 @@ EXPOSED_REL_SIGMA = 0.35
 """The same when only the exposed part was seen, which also holds waiting and launch."""
 UNKNOWN_BYTES_REL_SIGMA = 1.5
 """Added log-sd of seconds a byte when the model's size is unknown: 1 M to 1 G parameters."""
+MAX_ROWS_EACH = 16
+"""Buckets taken of one count, spread over the timeline; more would not narrow what their common
+error (COLLECTIVE_LOG_SIGMA of the step model) leaves."""
 MAX_ROWS = 64
 _HUBER = 1.5
 _GAUSS_NEWTON_STEPS = 8
@@ -78,13 +81,14 @@ def _duration_rows(anchor: Anchor) -> list[tuple[FloatArray, float, float]]:
     seen = [b for b in anchor.measurement.buckets if b.duration_s and b.num_bytes > 0]
     if is_sharded(anchor.measurement.plan):
         return []
+    stride = -(-len(seen) // MAX_ROWS_EACH) if seen else 1
     return [
         (
             terms_row(all_reduce_terms(bucket.num_bytes, cluster.num_gpus, cluster)),
             float(np.log(bucket.duration_s or 1.0)),
             DURATION_REL_SIGMA,
         )
-        for bucket in seen[-MAX_ROWS:]
+        for bucket in seen[::-1][::stride]
     ]
 
 

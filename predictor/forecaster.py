@@ -20,8 +20,8 @@ from scaledl.records import (
 STATE_VERSION = 1
 OLD_WEIGHT = 0.25
 """What a step of the older measurement of a regime counts against one of the newer."""
-MAX_OLD_SHARE = 0.5
-"""However long the older one was, the newer is at least half: machines change."""
+MAX_OLD_SHARE = 0.4
+"""However long the older one was, the newer is at least 60 %: machines change."""
 
 
 class _Scale(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,6 +101,8 @@ def change_point(
     variance = np.maximum(within, 0.0) / (n - 2) + (1e-3 * sums[-1] / n) ** 2
     t = np.abs(mean_right - mean_left) / np.sqrt(variance * (1 / left + 1 / right))
     best = int(t.argmax())
+    if best == len(t) - 1:
+        return None  # at the edge: the change may be later still, more steps will tell
     split = int(left[best])
     change = float(mean_right[best] / max(mean_left[best], 1e-12))
     if abs(change - 1) < ratio:

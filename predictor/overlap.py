@@ -21,7 +21,7 @@ FloatArray = NDArray[np.float64]
 FIRST_BUCKET_BYTES = 1024 * 1024
 BUCKET_CAP_BYTES = 25 * 1024 * 1024
 """DDP's defaults (torch.nn.parallel.DistributedDataParallel, ``bucket_cap_mb`` = 25)."""
-MAX_BUCKETS = 64
+MAX_BUCKETS = 40
 """More buckets than this are merged two by two: the closed form changes by under 1 %."""
 
 

@@ -77,12 +77,23 @@ def measure(
     if forward_s is None:
         forward_s = _median([w.forward_s for w in windows if w.layers])
         backward_s = _median([w.backward_s for w in windows if w.layers])
-        exposed_s = _median([w.comm_exposed_s for w in windows])
+    inside_s = 0.0
+    if exposed_s is None:
+        # A profiled step is slower than others; its share of waiting is what carries over.
+        shares = [
+            w.comm_exposed_s / w.step_s
+            for w in windows
+            if w.comm and w.comm_exposed_s is not None and w.step_s > 0
+        ]
+        exposed_s = float(np.median(shares)) * step_s if shares else None
+        inside_s = exposed_s or 0.0  # these waits lie inside forward and backward
     parts = _parts(
         step_s,
         input_wait_s=float(np.mean([s.input_wait_s for s in kept])),
         optimizer_s=float(np.mean([s.optimizer_s for s in kept])),
-        compute_s=None if forward_s is None else forward_s + (backward_s or 0.0),
+        compute_s=None
+        if forward_s is None
+        else max(0.0, forward_s + (backward_s or 0.0) - inside_s),
         exposed_s=exposed_s or 0.0,
         hidden_s=_hidden_s(windows),
     )
@@ -154,12 +165,11 @@ def _buckets(windows: Sequence[ProfileWindow]) -> tuple[BucketTiming, ...]:
     alike = [b for b in seen if [x.num_bytes for x in b] == sizes]
     merged = []
     for index, size in enumerate(sizes):
-        durations = [w[index].duration_s for w in alike if w[index].duration_s is not None]
         merged.append(
             BucketTiming(
                 num_bytes=size,
                 ready_s=float(np.median([w[index].ready_s for w in alike])),
-                duration_s=float(np.median(durations)) if durations else None,
+                duration_s=_median([w[index].duration_s for w in alike]),
             )
         )
     return tuple(merged)

@@ -21,7 +21,7 @@ from scaledl.records import ClusterSpec, ParallelPlan, StepParts
 
 FloatArray = NDArray[np.float64]
 
-# micro(b) = t_fixed + (t - t_fixed) * (b / b0)^(1 + e)
+# micro(b) = t_fixed + (t - t_fixed) * b / b0 * d^(log2 of b / b0)
 GPU_LAUNCH_S = 40e-6
 """t_fixed of one leaf module, forward and backward: some 8 kernels of 5 us launch each."""
 CPU_LAUNCH_S = 25e-6
@@ -29,8 +29,9 @@ CPU_LAUNCH_S = 25e-6
 LAUNCH_LOG_SIGMA = 0.8
 FIXED_SHARE = 0.1
 """t_fixed / t when the number of layers is unknown, with log-sd 1."""
-BATCH_LOG_SIGMA = 0.04
-"""sd of e: a doubled batch rarely changes the time of a sample by more than 7 % (pollux data)."""
+BATCH_LOG_SIGMA = 0.03
+"""sd of log d: a doubled batch rarely changes the time of a sample by more than 5 % beyond the
+fixed cost (assumed: devices fill up, caches overflow)."""
 
 # slow(N) = h^(log2 of processes a host)
 HOST_SLOW_PER_DOUBLING = 1.1
@@ -200,9 +201,10 @@ def _misfit_draws(
 ) -> FloatArray:
     """What the anchor's measured exposure has beyond the model, draw by draw.
 
-    Carried along to larger counts, and down to smaller ones as the traffic shrinks, it makes every draw pass through the measurement: links drawn too slow
-    are corrected by as much as they overshoot there. It has no meaning where one side of the
-    comparison has no communication, or another strategy.
+    Carried along to larger counts, and down to smaller ones as the traffic shrinks, it makes every
+    draw pass through the measurement: links drawn too slow are corrected by as much as they
+    overshoot there. It has no meaning where one side of the comparison has no communication, or
+    another strategy.
     """
     own = anchor.measurement
     if regime(own.plan, anchor.num_gpus)[0] != regime(plan, cluster.num_gpus)[0]:

@@ -6,6 +6,7 @@ brought up to date and the live line may be drawn; at an epoch's end the report 
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("scaledl")
 
 FLUSH_S = 1.0
+RECORD_S = 30.0
 # A report costs milliseconds; with very short epochs only so many of them are made.
 REPORT_SHARE = 0.003
 _num_runs = 0
@@ -81,7 +83,7 @@ class Engine:
         self.journal = Journal(runs, environment.rank, lambda text: self.on_guess("store", text))
         self._meeting = Meeting(environment.rank, environment.world_size, _num_runs)
         self._cluster = _cluster(environment, config)
-        self._outlook = Outlook(config, self._cluster, runs.parent, host_shared=environment.is_cpu)
+        self._outlook = Outlook(config, self._cluster, runs, host_shared=environment.is_cpu)
         self.estimator = EtaEstimator()
         self.eta: Eta | None = None
         self._fresh: list[StepRecord] = []
@@ -90,6 +92,8 @@ class Engine:
         self._last_flush_s = self._started_s
         self._last_report_s = self._started_s
         self._report_cost_s = 0.0
+        self._eta_mark: int | None = None
+        self._unreported: EpochRecord | None = None
         self._own_s = 0.0
         self._train_s = 0.0
 
@@ -116,7 +120,8 @@ class Engine:
         """Leave: sensors off first, then the last epoch's report, the end and the files."""
         self._closing = True
         self.capture.stop()
-        for part in (lambda: self._finish(failed), self.journal.close):
+        parts: list[Callable[[], None]] = [lambda: self._finish(failed), self.journal.close]
+        for part in parts:
             try:
                 part()
             except Exception as error:
@@ -127,6 +132,8 @@ class Engine:
     def _finish(self, failed: bool) -> None:
         now_s = time.perf_counter()
         self._flush(now_s, draw=False)
+        if self._unreported is not None:
+            self._report_epoch(self._unreported, now_s)
         if self.journal.run_id is None:
             self._open(f"{self._own_id}-rank{self._rank}")
         self.journal.close_block(self._wall(now_s))
@@ -284,6 +291,7 @@ class Engine:
         progress = self.progress()
         if progress.step > progress.first_step:
             self.eta = self.estimator.estimate(progress, at_s)
+            self._record_eta(self.eta, progress)
             if draw and self._rank == 0:
                 price = self._cluster.usd_per_gpu_hour
                 self._narrator.progress(
@@ -294,6 +302,14 @@ class Engine:
                 )
                 self._tell_once(progress)
         self._own_s += time.perf_counter() - now_s
+
+    def _record_eta(self, eta: Eta, progress: Progress) -> None:
+        """Keep an estimate for each percent of the run, or every half minute."""
+        total = progress.total_steps
+        passed = int(100 * progress.step / total) if total else int(eta.at_s // RECORD_S)
+        if passed != self._eta_mark:
+            self._eta_mark = passed
+            self.journal.write(eta)
 
     def _tell_once(self, progress: Progress) -> None:
         if self._config.epochs is None and self._config.total_steps is None:
@@ -338,8 +354,10 @@ class Engine:
             return
         is_first = self._report_cost_s == 0.0
         since_s = begin_s - self._last_report_s
+        self._unreported = epoch
         if not (is_first or self._closing or since_s * REPORT_SHARE >= self._report_cost_s):
             return
+        self._unreported = None
         ranks = self._ranks_of(epoch)
         measured = self._outlook.measurement(self._plan(), ranks)
         if measured is None:

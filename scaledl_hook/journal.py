@@ -87,7 +87,7 @@ def summarise(steps: list[StepRecord], at_s: float) -> StepBlock:
     middle, high = np.quantile(walls, [0.5, 0.95])
     samples = [s.num_samples for s in steps]
     return StepBlock(
-        first_step=steps[0].step,
+        first_step=steps[0].step - 1,
         num_steps=len(steps),
         epoch=steps[0].epoch,
         at_s=at_s,
@@ -101,7 +101,7 @@ def summarise(steps: list[StepRecord], at_s: float) -> StepBlock:
         comm_exposed_s=_mean([s.comm_exposed_s for s in steps]),
         num_samples=None if None in samples else sum(n for n in samples if n is not None),
         num_micro_batches=sum(s.num_micro_batches for s in steps),
-        tags=tuple(sorted({tag for s in steps for tag in s.tags})),
+        tags=tuple(sorted(set.intersection(*(set(s.tags) for s in steps)))),
     )
 
 

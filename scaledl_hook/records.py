@@ -219,7 +219,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One optimizer step, evaluation and pauses excluded.
 
     ``forward_s`` and the like are ``None`` where they were not measured in this step.
@@ -239,7 +239,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepBlock(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What is kept of ordinary steps: counts, mean, quantiles and mean parts."""
+    """What is kept of ordinary steps: counts, mean, quantiles and mean parts.
+
+    ``first_step`` is the number of steps before the block; ``tags`` are those of every step.
+    """
 
     first_step: int
     num_steps: int
@@ -450,8 +453,10 @@ class WhatIfQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the heading of an epoch's report says. ``ranks`` are the epoch records that were found
-    (this rank's at least); ``overhead_fraction`` is scaledl's own share of the time.
+    """What the heading of an epoch's report says.
+
+    ``ranks`` are the epoch records that were found (this rank's at least); ``overhead_fraction`` is
+    scaledl's own share of the time.
     """
 
     run: str

@@ -63,14 +63,14 @@ _decoder: "msgspec.json.Decoder[FileHead | Line]" = msgspec.json.Decoder(FileHea
 def home_dir(configured: str | None = None) -> Path:
     """The folder that holds ``runs/``: the argument, else ``SCALEDL_HOME``, else the user's cache.
 
-    Raises:
-        StoreError: none is given and the user has no home folder.
+    A user without a home folder (a container with a made-up user id) gets ``.scaledl`` in the
+    working folder: never a shared one such as ``/tmp``.
     """
     text = configured or os.environ.get("SCALEDL_HOME") or "~/.cache/scaledl"
     try:
         return Path(text).expanduser().absolute()
-    except (RuntimeError, OSError) as error:
-        raise StoreError(f"no folder for runs: {text!r} ({error}). Set SCALEDL_HOME.") from error
+    except RuntimeError:
+        return Path(".scaledl").absolute()
 
 
 def new_run_id(now_s: float, model_name: str) -> str:
@@ -196,8 +196,12 @@ def list_runs(home: Path) -> RunList:
 
 
 def _folders(home: Path) -> list[Path]:
+    """The run folders under ``home/runs``, or under ``home`` where it is a ``run_dir`` itself."""
     try:
-        return [path for path in (Path(home) / "runs").iterdir() if path.is_dir()]
+        inner = Path(home) / "runs"
+        if inner.is_dir():
+            return [path for path in inner.iterdir() if path.is_dir()]
+        return [path for path in Path(home).iterdir() if (path / "run.json").is_file()]
     except OSError:
         return []
 
@@ -225,10 +229,11 @@ def find_run(home: Path, name: str) -> Path:
         if not runs:
             raise StoreError(f"no runs in {home}. Train with scaledl.track(model), or give --home.")
         return runs[0].folder
-    names = sorted(path.name for path in _folders(home))
+    folders = {path.name: path for path in _folders(home)}
+    names = sorted(folders)
     fitting = [n for n in names if n == name] or [n for n in names if name and n.startswith(name)]
     if len(fitting) == 1:
-        return Path(home) / "runs" / fitting[0]
+        return folders[fitting[0]]
     if not fitting and name and Path(name).is_dir():
         return Path(name)
     known = ", ".join((fitting or names[-5:])[:5]) or "none"

@@ -54,6 +54,16 @@ def test_argument_goes_before_environment_before_cache(monkeypatch, tmp_path):
     assert home_dir() == tmp_path / ".cache" / "scaledl"
 
 
+def test_user_without_home_folder_gets_the_working_folder(monkeypatch, tmp_path):
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SCALEDL_HOME")
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.chdir(tmp_path)
+    assert home_dir() == tmp_path / ".scaledl"
+
+
 @given(st.text(max_size=80), st.floats(0, 4e9))
 @settings(max_examples=100, deadline=None)
 def test_run_id_is_a_safe_folder_name(name, now_s):
@@ -379,6 +389,15 @@ def test_listing_is_newest_first_and_counts_damaged_folders(tmp_path):
     assert [entry.info.run_id for entry in found.runs] == ["run-1", "run-2", "run-0"]
     assert found.num_skipped == 2
     assert list_runs(tmp_path / "nowhere").runs == ()
+
+
+def test_run_dir_is_listed_like_a_home(tmp_path):
+    folder = write_run(tmp_path)
+    (tmp_path / "runs" / "other-stuff").mkdir()
+    found = list_runs(tmp_path / "runs")
+    assert [entry.folder for entry in found.runs] == [folder]
+    assert found.num_skipped == 0
+    assert find_run(tmp_path / "runs", "1201") == folder
 
 
 def test_newest_folders_are_bounded(tmp_path):

@@ -1,5 +1,6 @@
 """What scaledl forecast in a run, against what came true; beside it what a naive guess says."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,11 @@ class EtaCheck:
         return self.true_s in self.forecast_s
 
 
+def usual_step_s(run: scaledl.PastRun) -> float:
+    """The median of what the run's epochs took for a steady step."""
+    return statistics.median(measurement.step_s for measurement in run.measurements)
+
+
 def check_step(model: str, watched: scaledl.PastRun, truth: scaledl.PastRun) -> StepCheck:
     """Ask the watched run for the other run's count; the batch of each process stays the same."""
     asked = truth.info.cluster.num_gpus
@@ -66,8 +72,8 @@ def check_step(model: str, watched: scaledl.PastRun, truth: scaledl.PastRun) -> 
         watched=watched.info.cluster.num_gpus,
         asked=asked,
         forecast_s=row.step_s,
-        hold_s=watched.measurements[-1].step_s,
-        measured_s=truth.measurements[-1].step_s,
+        hold_s=usual_step_s(watched),
+        measured_s=usual_step_s(truth),
     )
 
 

@@ -45,6 +45,8 @@ class StepClock:
         steps_per_epoch: As the user says; a seen loader's true end wins over it.
         loader_key: ``id`` of the loader that the user named, if any.
         host_parts: Whether the host's times of forward and backward are the true ones (CPU).
+        exposed_parts: Whether communication is waited for at the end of the backward alone (DDP);
+            FSDP waits inside forward and backward, which only a profiled step tells apart.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class StepClock:
         steps_per_epoch: int | None = None,
         loader_key: int | None = None,
         host_parts: bool = True,
+        exposed_parts: bool = True,
     ) -> None:
         self._sink = sink
+        self._exposed_parts = exposed_parts
         self._host_parts = host_parts
         self._loader_key = loader_key
         self._book = EpochBook(now_s, rank, initial_step, steps_per_epoch)
@@ -295,7 +299,8 @@ class StepClock:
         feeding = self._book.feeding
         if feeding in fresh or (not fresh and feeding in pool):
             return feeding
-        return (fresh or pool[-1:] or [None])[0]
+        last = fresh[:1] or pool[-1:]
+        return last[0] if last else None
 
     def _is_new_work(self) -> bool:
         """Whether anything happened since the boundary that makes an optimizer call a step."""
@@ -362,7 +367,9 @@ class StepClock:
             input_wait_s=min(self._input_wait_s, wall_s),
             forward_s=self._forward_s if host and self._micro else None,
             backward_s=self._backward_s if host and self._saw_backward else None,
-            comm_exposed_s=self._exposed_s if host and self._saw_backward else None,
+            comm_exposed_s=self._exposed_s
+            if host and self._saw_backward and self._exposed_parts
+            else None,
             optimizer_s=min(self._optimizer_s, wall_s),
             num_micro_batches=max(1, self._micro),
             num_samples=samples or None,

@@ -30,6 +30,7 @@ _DEVICE_OPS = {
     "sendrecv": "send_recv",
 }
 _BACKWARD = "autograd::engine::evaluate_function"
+_HOST_WORK = ("aten::", "fsdp::")
 
 
 class RawEvent(NamedTuple):
@@ -43,7 +44,9 @@ class RawEvent(NamedTuple):
     @staticmethod
     def is_wanted(name: str) -> bool:
         """Whether a host event of this name tells something about communication."""
-        return name.startswith(("gloo:", "c10d::", _BACKWARD)) or "nccl" in name.lower()
+        return name.startswith(("gloo:", "c10d::", _BACKWARD, *_HOST_WORK)) or (
+            "nccl" in name.lower()
+        )
 
 
 class Collective(NamedTuple):
@@ -115,12 +118,15 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
     comm: list[tuple[str, RawEvent]] = []
     backward: list[RawEvent] = []
     kernels: list[RawEvent] = []
+    host_work: list[RawEvent] = []
     for event in sane:
         op = _op_of(event)
         if op is not None:
             comm.append((op, event))
         elif event.on_device:
             kernels.append(event)
+        elif event.name.startswith(_HOST_WORK):
+            host_work.append(event)
         elif event.name in _LAUNCH:
             launches.setdefault(_LAUNCH[event.name], []).append(event.start_s)
         elif event.name.startswith(_BACKWARD):
@@ -140,7 +146,8 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
         collectives.append(
             Collective(op, event.start_s - origin_s, event.end_s - origin_s, launched)
         )
-    compute = kernels or backward
+    # On a host run the operators themselves: the nodes around them also hold waiting.
+    compute = kernels or host_work
     comm_spans = [(e.start_s, e.end_s) for _, e in comm]
     frame = None
     if backward:
@@ -197,7 +204,7 @@ class DdpView:
 
     def _data(self) -> dict[str, Any]:
         try:
-            return dict(self._module._get_ddp_logging_data())
+            return dict(self._module._get_ddp_logging_data())  # type: ignore[no-untyped-call]
         except Exception:  # private name, or a reducer that is not built yet
             return {}
 

@@ -104,15 +104,20 @@ def _mesh_of(model: nn.Module) -> tuple[int, ...]:
 def _ranks_per_node(local: int, world_size: int, device: torch.device) -> int:
     if local > 0:
         return min(local, max(1, world_size))
-    if device.type == "cuda" and torch.cuda.is_initialized():
+    if device.type == "cuda" and cuda_is_up():
         return max(1, min(torch.cuda.device_count(), world_size))
     return max(1, world_size)
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type == "cuda" and torch.cuda.is_initialized():
+    if device.type == "cuda" and cuda_is_up():
         return torch.cuda.get_device_name(device)
     return device.type
+
+
+def cuda_is_up() -> bool:
+    """Whether the user's program has initialised CUDA; scaledl is never the first to do it."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _number(name: str, default: int) -> int:

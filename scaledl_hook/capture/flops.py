@@ -114,7 +114,7 @@ def _multihead_flops(module: Any, shape: tuple[int, ...]) -> float:
     else:
         batch, length = shape[1], shape[0]
     width = module.embed_dim
-    return batch * (8.0 * length * width**2 + 4.0 * length**2 * width)
+    return float(batch * (8.0 * length * width**2 + 4.0 * length**2 * width))
 
 
 def _recurrent_flops(module: Any, shape: tuple[int, ...]) -> float:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.autograd.profiler as entry_points
 
 _NAMES = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
@@ -70,7 +71,7 @@ class ProfilerGuard:
         """Whether ours may start now; ``yield_now`` is called if somebody else starts meanwhile."""
         if self.reason or not self._originals or self._foreign or self._ours:
             return False
-        enabled = getattr(entry_points.torch._C._autograd, "_profiler_enabled", None)
+        enabled = getattr(torch._C._autograd, "_profiler_enabled", None)
         if enabled is None or enabled():
             return False
         self._ours, self._yield = True, yield_now

@@ -122,7 +122,7 @@ class ProxyIterator:
 
 
 class TrackedIterable:
-    """``run.loader(iterable)``: any iterable, declared by the user to be what feeds the training."""
+    """``run.loader(iterable)``: any iterable that the user declares to feed the training."""
 
     def __init__(
         self, iterable: Iterable[Any], listener: LoaderListener, clock: Callable[[], float]

@@ -17,8 +17,8 @@ class OptimizerSensor:
 
     An optimizer counts if it holds a parameter of the model. One that holds none (fp32 master
     copies) counts until one that does is seen. ZeRO and subclasses that call ``super().step()``
-    report nested calls; the clock tells them by their times. These hooks must not look whether dynamo compiles:
-    a compiled ``opt.step`` runs them eagerly and would be missed.
+    report nested calls; the clock tells them by their times. These hooks must not look whether
+    dynamo compiles: a compiled ``opt.step`` runs them eagerly and would be missed.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ import torch
 from scaledl.capture.devices.base import Device, NullDevice
 from scaledl.capture.devices.cpu import CpuDevice
 from scaledl.capture.devices.nvidia import open_nvidia
+from scaledl.capture.environ import cuda_is_up
 from scaledl.records import DeviceSample
 
 
@@ -20,7 +21,7 @@ def open_device(device: torch.device, on_notice: Callable[[str], None]) -> Devic
     if device.type == "cpu":
         return CpuDevice()
     if device.type == "cuda" and torch.version.hip is None:
-        if not torch.cuda.is_initialized():
+        if not cuda_is_up():
             return NullDevice("CUDA is not initialised yet")
         uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
         opened = open_nvidia(

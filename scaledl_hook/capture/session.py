@@ -15,7 +15,6 @@ from scaledl.capture.environ import Environment, device_of, read_environment, re
 from scaledl.capture.guard import GUARD
 from scaledl.capture.loaders import TrackedIterable, watch_loaders
 from scaledl.capture.modules import LayerWindow
-from scaledl.capture.names import is_compiled
 from scaledl.capture.optimizers import OptimizerSensor
 from scaledl.capture.profile import ProfileSession
 from scaledl.capture.root import RootSensor
@@ -70,6 +69,7 @@ class Capture:
             steps_per_epoch=steps_per_epoch,
             loader_key=None if loader is None else id(loader),
             host_parts=is_host,
+            exposed_parts=self.plan.strategy in ("single", "ddp"),
         )
         self.border = Border(self.clock, lambda e: sink.on_error("step clock", e))
         self._timer: Timer = HostTimer(clock) if device.type != "cuda" else EventTimer()
@@ -87,13 +87,13 @@ class Capture:
             make_layer_window=self._layer_window,
             make_session=(lambda: ProfileSession(cuda=not is_host)) if use_profiler else None,
             ddp=self.ddp,
+            world_size=self.environment.world_size,
             take=sink.on_window,
             take_graph=sink.on_graph,
             mark_sampled=self._mark_sampled,
             clock=clock,
         )
-        if isinstance(model, DataParallel) or is_compiled(model):
-            self.windows.layers_off = isinstance(model, DataParallel)
+        self.windows.layers_off = isinstance(model, DataParallel)
         self.sampler = Sampler(
             open_device(device, lambda text: sink.on_guess("device", text)),
             sink.on_sample,

@@ -73,4 +73,4 @@ class EventTimer:
 
 
 def _cuda_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

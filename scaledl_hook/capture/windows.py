@@ -67,6 +67,7 @@ class Windows:
         make_layer_window: Callable[[int, bool], LayerWindow],
         make_session: Callable[[], ProfileSession] | None,
         ddp: Callable[[], DdpView | None],
+        world_size: int = 1,
         take: Callable[[ProfileWindow], None],
         take_graph: Callable[[LayerGraph], None],
         mark_sampled: Callable[[bool], None],
@@ -78,6 +79,7 @@ class Windows:
         self._make_layer_window = make_layer_window
         self._make_session = make_session
         self._ddp = ddp
+        self._world_size = world_size
         self._take = take
         self._take_graph = take_graph
         self._mark_sampled = mark_sampled
@@ -201,7 +203,7 @@ class Windows:
     def _comm_window(self, step: StepRecord, comm: StepComm, cost_s: float) -> ProfileWindow:
         ddp = self._ddp()
         buckets = ddp.buckets() if ddp is not None else ()
-        group_size = ddp.group_size() if ddp is not None else 0
+        group_size = ddp.group_size() if ddp is not None else self._world_size
         exposed_s = step.comm_exposed_s
         return ProfileWindow(
             step=step.step,

@@ -8,7 +8,14 @@ import statistics
 
 from scaledl.records import EpochRecord, EpochSummary, Eta, RunEnd, ScalingReport, StepParts
 from scaledl.report.layers import render_comm, render_layers, render_parts
-from scaledl.report.lists import Check, RunLine, render_doctor, render_runs, render_show
+from scaledl.report.lists import (
+    Check,
+    RunLine,
+    render_doctor,
+    render_runs,
+    render_show,
+    where_text,
+)
 from scaledl.report.text import Style, safe_text, two_ends, wrap_text
 from scaledl.report.whatif_text import (
     MAX_LINES,
@@ -121,16 +128,6 @@ def _epochs_left(summary: EpochSummary) -> float | None:
     return max(0, summary.num_epochs - summary.epoch - 1)
 
 
-def where_text(summary: EpochSummary, style: Style) -> str:
-    """``4 x A100-80GB, 1 node``; on a CPU run ``2 CPU processes``."""
-    cluster = summary.cluster
-    if summary.cpu_run:
-        return f"{cluster.num_gpus} CPU process{'' if cluster.num_gpus == 1 else 'es'}"
-    nodes = cluster.num_nodes
-    name = safe_text(cluster.gpu.name, style, 40)
-    return f"{cluster.num_gpus} x {name}, {nodes} node{'' if nodes == 1 else 's'}"
-
-
 def _heading(summary: EpochSummary, style: Style) -> list[str]:
     total = "" if summary.num_epochs is None else f" of {summary.num_epochs}"
     extra = [
@@ -139,7 +136,8 @@ def _heading(summary: EpochSummary, style: Style) -> list[str]:
         if value > 0.01 * summary.duration_s
     ]
     took = format_seconds(summary.duration_s) + (f" ({', '.join(extra)})" if extra else "")
-    left = f"scaledl  epoch {summary.epoch + 1}{total} took {took} on {where_text(summary, style)}"
+    where = where_text(summary.cluster, style, cpu_run=summary.cpu_run)
+    left = f"scaledl  epoch {summary.epoch + 1}{total} took {took} on {where}"
     lines = two_ends(left, f"run {safe_text(summary.run, style, 60)}", style)
     return [style.paint(lines[0], "bold"), *lines[1:]]
 

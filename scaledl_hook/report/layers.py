@@ -60,7 +60,7 @@ def render_parts(parts: StepParts) -> str:
     }
     shown = split_sum([value * factor for value in named.values()], decimals)
     terms = " + ".join(f"{name} {text}" for name, text in zip(named, shown, strict=True))
-    return f"step {total_s * factor:.{decimals}f} {unit} = {terms}"
+    return f"step {sum(map(float, shown)):.{decimals}f} {unit} = {terms}"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -124,42 +124,46 @@ def render_layers(
     if rest:
         shown.append(_sum_row(rest))
     shown += [row for row in rows if row.fqn == OUTSIDE]
+    small = max((row.flops or 0.0 for row in shown), default=0.0) < 1e8
+    flop_unit, flop_factor = ("MFLOP", 1e-6) if small else ("GFLOP", 1e-9)
     columns = [
         Column(title="layer", left=True, least=12),
         Column(title="kind", left=True, give_up=2),
         Column(title="forward"),
         Column(title="backward"),
         Column(title="share"),
-        Column(title="GFLOP", give_up=1),
+        Column(title=flop_unit, give_up=1),
     ]
-    cells = [_layer_cells(row, style) for row in shown]
+    cells = [_layer_cells(row, style, flop_factor) for row in shown]
     head, *body = table_lines(columns, cells, style)
     count = f"{len(windows)} sampled step{'' if len(windows) == 1 else 's'}"
     foot = (
-        f"mean of {count}; share: forward and backward of the whole step; GFLOP: both passes of "
-        "one micro-batch; n/a: not seen"
+        f"mean of {count}; share: of the whole step; {flop_unit}: one micro-batch, both passes; "
+        "n/a: not seen"
     )
     lines = [style.paint(head, "bold"), *body]
     lines += [style.paint(line, "dim") for line in wrap_text(foot, style, hang="  ")]
     return "\n".join(lines)
 
 
-def _layer_cells(row: LayerRow, style: Style) -> list[str]:
+def _layer_cells(row: LayerRow, style: Style, flop_factor: float) -> list[str]:
     return [
         safe_text(row.fqn, style),
         "" if row.kind == "" else safe_text(row.kind or "n/a", style, 40),
         format_seconds(row.forward_s),
         format_seconds(row.backward_s),
         format_fraction(row.share_fraction),
-        _gflop_text(row.flops),
+        _flop_text(row.flops, flop_factor),
     ]
 
 
-def _gflop_text(flops: float | None) -> str:
+def _flop_text(flops: float | None, factor: float) -> str:
     if not flops:
         return "n/a"
-    gflop = flops / 1e9
-    return f"{gflop:,.0f}" if gflop >= 99.5 else f"{gflop:.2g}"
+    scaled = flops * factor
+    if scaled < 0.001:
+        return "<0.001"
+    return f"{scaled:,.0f}" if scaled >= 99.5 else f"{scaled:.2g}"
 
 
 def _sum_row(rows: list[LayerRow]) -> LayerRow:
@@ -200,13 +204,14 @@ def comm_rows(windows: tuple[ProfileWindow, ...]) -> tuple[CommRow, ...]:
         for place, durations in same.items():
             if len(durations) > 1:
                 least[place.rpartition("#")[0]].append(min(durations))
+    num_seen = sum(1 for window in windows if window.comm)  # not every window records them
     rows = [
         CommRow(
             op=group[0].op,
             group_size=group[0].group_size,
             crosses_nodes=group[0].crosses_nodes,
             num_bytes=group[0].num_bytes,
-            calls_per_step=len(group) / len(windows),
+            calls_per_step=len(group) / num_seen,
             duration_s=sum(e.duration_s for e in group) / len(group),
             transfer_s=_mean(least.get(key, [])),
             exposed_s=_mean(e.exposed_s for e in group),

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from scaledl.records import EpochRecord, Measurement, Note, RunInfo
+from scaledl.records import ClusterSpec, EpochRecord, Measurement, Note, RunInfo
 from scaledl.report.layers import render_parts
 from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
 from scaledl.units import format_seconds, printable
@@ -31,6 +31,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ok", "warn", "off", "fail"]
     seen: str
     remedy: str = ""
+
+
+def where_text(cluster: ClusterSpec, style: Style, *, cpu_run: bool) -> str:
+    """``4 x A100-80GB, 1 node``; on a CPU run ``2 CPU processes``."""
+    if cpu_run:
+        return f"{cluster.num_gpus} CPU process{'' if cluster.num_gpus == 1 else 'es'}"
+    nodes = cluster.num_nodes
+    name = safe_text(cluster.gpu.name, style, 40)
+    return f"{cluster.num_gpus} x {name}, {nodes} node{'' if nodes == 1 else 's'}"
 
 
 def _when(at_s: float) -> str:
@@ -91,13 +100,14 @@ def render_show(
 ) -> str:
     """One run in a few lines: where it ran, how it ended, where the step's time goes."""
     style = Style(width=width, unicode=unicode, color=color)
-    plan, cluster = info.plan, info.cluster
+    cluster = info.cluster
+    plan = info.plan if measurement is None else measurement.plan  # the batch is seen later
     batch = "n/a" if plan.batch_per_gpu is None else str(plan.batch_per_gpu)
     accum = f", accumulation {plan.grad_accum}" if plan.grad_accum > 1 else ""
     head = f"run {safe_text(line.run, style, 60)}  {safe_text(info.model, style, 40)}"
+    cpu_run = measurement is not None and measurement.host_shared
     where = (
-        f"{cluster.num_gpus} x {safe_text(cluster.gpu.name, style, 40)} on {cluster.num_nodes} "
-        f"node{'' if cluster.num_nodes == 1 else 's'}, {plan.strategy}, batch per rank {batch}"
+        f"{where_text(cluster, style, cpu_run=cpu_run)}, {plan.strategy}, batch per rank {batch}"
         f"{accum}, {plan.dtype}"
     )
     lines = [style.paint(head, "bold"), f"  started {_when(info.started_at)}, {line.state}"]

@@ -158,12 +158,10 @@ def _advice(
     if reason == "stay":
         return f"{name}, as now: {more}."
     if reason == "fewer-do-nearly-as-well" and now is not None:
-        slower = _time_s(best) / _time_s(now)
-        pace = f"{slower:.1f}x the time" if slower > 1.05 else "the same time or less"
-        return f"{name}: {pace}{_price_text(best, now)}; {more}."
+        return f"{name}: {_pace_text(best, now)}{_price_text(best, now, unit)}; {more}."
     gain = "the best of those asked"
     if now is not None:
-        gain = f"{_time_s(now) / _time_s(best):.1f}x faster{_price_text(best, now)}"
+        gain = f"{_pace_text(best, now)}{_price_text(best, now, unit)}"
     if best.basis == "prior":
         more += "; nothing like it was measured yet"
     if reason == "largest-count-in-node":
@@ -178,16 +176,23 @@ def _next_text(best: ScalingRow, after: ScalingRow | None) -> str:
     ratio = _time_s(best) / _time_s(after)
     cause = CAUSE_TEXT[after.limited_by]
     if ratio < 1.0:
-        return f"{after.num_gpus} would be slower ({cause})"
-    return f"{after.num_gpus} would be only {ratio:.2f}x faster ({cause})"
+        return f"{after.num_gpus} would be slower, limited by {cause}"
+    return f"{after.num_gpus} would be only {ratio:.2f}x faster, limited by {cause}"
 
 
-def _price_text(best: ScalingRow, now: ScalingRow) -> str:
+def _pace_text(best: ScalingRow, now: ScalingRow) -> str:
+    slower = _time_s(best) / _time_s(now)
+    if slower < 0.95:
+        return f"{1 / slower:.1f}x faster"
+    return f"{slower:.1f}x the time" if slower > 1.05 else "about the same time"
+
+
+def _price_text(best: ScalingRow, now: ScalingRow, unit: str) -> str:
     """``for 6 % more money``; GPU-hours where no price is known."""
     cost, cost_now, what = best.cost_usd, now.cost_usd, "money"
     if not cost or not cost_now:
         cost, cost_now = best.num_gpus * _time_s(best), now.num_gpus * _time_s(now)
-        what = "GPU-hours"
+        what = f"{unit}-hours"
     change = cost / cost_now - 1
     if abs(change) < 0.005:
         return f" for the same {what}"

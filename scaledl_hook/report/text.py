@@ -4,12 +4,14 @@ Everything here is a pure function of its arguments: width, unicode and colour a
 """
 
 import math
+import re
 
 import msgspec
 
 from scaledl.records import Interval
 from scaledl.units import printable
 
+_WHITE = re.compile(r"[^\S ]")
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -109,15 +111,15 @@ def table_lines(
 def wrap_text(text: str, style: Style, *, indent: str = "", hang: str | None = None) -> list[str]:
     """``text`` broken at spaces; later lines begin with ``hang`` (else ``indent``)."""
     lines: list[str] = []
-    current = indent
-    start = indent
-    for word in text.split():
-        extra = len(word) + (1 if current != start else 0)
-        if current != start and len(current) + extra > style.width:
-            lines.append(current)
+    current = start = indent
+    for word in _WHITE.sub(" ", text).split(" "):
+        if current == start and not word:
+            continue
+        if current != start and len(current) + 1 + len(word) > style.width:
+            lines.append(current.rstrip())
             start = current = indent if hang is None else hang
         current += word if current == start else f" {word}"
-    return [*lines, current]
+    return [*lines, current.rstrip()]
 
 
 def two_ends(left: str, right: str, style: Style) -> list[str]:

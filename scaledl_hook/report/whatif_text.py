@@ -213,7 +213,7 @@ def advice_lines(
 def left_text(report: ScalingReport, epochs_left: float | None, *, whole_run: bool = False) -> str:
     """Time left now and at the advised count: ``29 epochs left: 4 h as now, 2 h on 8``."""
     known = [r for r in report.rows if r.remaining_s is not None and r.fits is not False]
-    if not known:
+    if not known or epochs_left == 0:
         return ""
     advised = report.recommendation.num_gpus if report.recommendation else None
     now = None if report.measured_index is None else report.rows[report.measured_index].num_gpus

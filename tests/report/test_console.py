@@ -306,9 +306,32 @@ def test_layer_table_reads_exactly():
         "h.0.attn        attention    10 ms       n/a    n/a     300",
         "(2 more)                      1 ms      2 ms    2 %  15,000",
         "outside_layers  n/a           4 ms      6 ms    5 %     n/a",
-        "mean of 2 sampled steps; share: forward and backward of the whole step; GFLOP: both passes of",
-        "  one micro-batch; n/a: not seen",
+        "mean of 2 sampled steps; share: of the whole step; GFLOP: one micro-batch, both passes; "
+        "n/a: not",
+        "  seen",
     ]
+
+
+def test_small_models_count_in_mflop():
+    graph = msgspec.structs.replace(
+        GRAPH,
+        nodes=(
+            LayerNode(fqn="wte", kind="linear", flops_forward=2e6, flops_backward=4e6),
+            LayerNode(fqn="h.0.attn", kind="activation", flops_forward=100.0),
+        ),
+    )
+    text = render_layers(graph, (profile_window(),))
+    assert "MFLOP" in text.splitlines()[0]
+    rows = {line.split()[0]: line.split() for line in text.splitlines()}
+    assert rows["wte"][-1] == "6"
+    assert rows["h.0.attn"][-1] == "<0.001"
+    assert rows["h.0.mlp.c_fc"][-1] == "n/a"
+
+
+def test_nothing_is_said_of_the_time_left_after_the_last_epoch():
+    report = scaling_report()
+    assert "0 epochs left" not in render_epoch(epoch_summary(29), report)
+    assert "1 epoch left:" in render_epoch(epoch_summary(28), report, repeat=True)
 
 
 def test_layers_without_windows_say_so():
@@ -330,18 +353,18 @@ def test_X07_hostile_layer_name_does_not_steer_the_terminal(unicode):
     line = msgspec.structs.replace(LINE, run=name, model=name, gpu=name)
     info = msgspec.structs.replace(INFO, model=name, cluster=evil)
     end = RunEnd(at_s=NOW_S, step=1, outcome="finished")
-    for text, num_lines in (
-        (render_layers(graph, (window,), unicode=unicode), None),
-        (render_comm((window,), unicode=unicode), None),
-        (render_epoch(summary, scaling_report(), unicode=unicode), None),
-        (render_runs((line,), unicode=unicode), 3),
-        (render_show(line, info, unicode=unicode), None),
-        (render_end(end, run=name, duration_s=1.0, num_steps=1, unicode=unicode), 2),
-        (render_doctor((Check(name="a", status="ok", seen=name, remedy=name),)), None),
+    for text in (
+        render_layers(graph, (window,), unicode=unicode),
+        render_comm((window,), unicode=unicode),
+        render_epoch(summary, scaling_report(), unicode=unicode),
+        render_runs((line,), unicode=unicode),
+        render_show(line, info, unicode=unicode),
+        render_end(end, run=name, duration_s=1.0, num_steps=1, unicode=unicode),
+        render_doctor((Check(name="a", status="ok", seen=name, remedy=name),)),
     ):
+        assert "block?[2J" in text
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
         assert "\nscaledl  done: fake" not in text
-        assert num_lines is None or len(text.splitlines()) == num_lines
 
 
 def test_D07_transfer_is_the_least_over_ranks():
@@ -349,7 +372,9 @@ def test_D07_transfer_is_the_least_over_ranks():
     row = text.splitlines()[1].split()
     assert row[:6] == ["allreduce", "4", "inside", "25.0", "MiB", "1"]
     assert row[6:] == ["7", "ms", "2", "ms", "400", "us"]
-    alone = render_comm((profile_window(rank=0),)).splitlines()[1]
+    quiet = msgspec.structs.replace(profile_window(step=9), comm=())  # recorded no collectives
+    alone = render_comm((profile_window(rank=0), quiet)).splitlines()[1]
+    assert alone.split()[5] == "1"
     assert alone.split()[6:] == ["2", "ms", "n/a", "400", "us"]
 
 
@@ -382,7 +407,8 @@ def test_U14_last_line_compares_with_the_first_estimate():
     text = render_end(end, run="r-1", duration_s=3700.0, num_steps=75_000, first_eta=eta)
     assert text.splitlines() == [
         "scaledl  done: 75000 steps in 1 h 02 min, tracking cost 0.3 %",
-        "  at step 20 it said 1 h 00 min more (57 min to 1 h 05 min); it took 1 h 01 min (-2 %, held)",
+        "  at step 20 it said 1 h 00 min more (57 min to 1 h 05 min); it took 1 h 01 min "
+        "(-2 %, held)",
         "  see: scaledl show r-1; scaledl what-if r-1",
     ]
     broken = msgspec.structs.replace(end, outcome="exception")
@@ -427,5 +453,5 @@ def test_table_gives_up_columns_before_it_overflows():
     ] == [
         54,
         40,
-        20,
+        25,
     ]

@@ -1,9 +1,11 @@
 import os
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import pytest
+
 from scaledl.records import Eta, Interval, Progress
 from scaledl.report.live import (
     LinePolicy,
@@ -201,7 +203,7 @@ def log_times(total: int | None, step_s: float, num_steps: int, every: int = 1) 
 def test_U01_a_log_gets_25_lines_at_most_and_no_two_within_a_minute(total, step_s, num_steps):
     times = log_times(total, step_s, num_steps, every=5)
     assert 3 <= len(times) <= 25
-    assert min(b - a for a, b in zip(times, times[1:], strict=False)) >= 60
+    assert min(b - a for a, b in pairwise(times)) >= 60
 
 
 def test_U01_log_lines_hold_no_control_characters():
@@ -219,13 +221,13 @@ def test_U02_a_long_run_is_heard_of_to_its_end():
     times = log_times(total=10_000, step_s=1.5, num_steps=10_000)
     assert times[0] == 10.5
     assert times[-1] == 15_000
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= 0.1 * 15_000
+    assert max(b - a for a, b in pairwise(times)) <= 0.1 * 15_000
 
 
 def test_a_log_line_waits_for_the_later_of_five_percent_and_ten_minutes():
     fast = log_times(total=10_000, step_s=0.3, num_steps=10_000)  # 5 % are 150 s
     late = [t for t in fast if t > 150]
-    assert min(b - a for a, b in zip(late, late[1:], strict=False)) >= 600
+    assert min(b - a for a, b in pairwise(late)) >= 600
 
 
 def test_a_terminal_is_redrawn_once_a_second_at_most():
