@@ -13,7 +13,7 @@ ROOT := $(CURDIR)
 # absolute without resolving links: the venv's python is a link to the one it was made from
 ENV := $(abspath $(VENV))
 BIN := $(ENV)/bin
-CODE := scaledl_hook predictor tests examples benchmarks
+CODE := scaledl_hook predictor tests examples benchmarks docs
 # folders are in the list too: their time changes when a file is taken away
 SOURCES := $(shell find scaledl_hook predictor -not -path '*/__pycache__*' -not -name '*.pyc')
 # one thread a process: the machines that run this are small, and runs repeat better

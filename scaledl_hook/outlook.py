@@ -98,7 +98,8 @@ class Outlook:
             for other in load_relatives(
                 self._home, measurement.signature, run_id, like=measurement
             ):
-                self._forecaster.learn(other)
+                if other.cluster.num_gpus != measurement.cluster.num_gpus:
+                    self._forecaster.learn(other)
         if self._forecaster.measurements and self._config.learner != "off":
             told = self._forecaster.predict(measurement.cluster, measurement.plan)
             self._forecaster.audit(told, measurement.step_s)

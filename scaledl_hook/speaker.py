@@ -82,6 +82,7 @@ class Speaker:
         if not self.is_terminal or _live_bar() is not None:
             self._write_block(text)
             return
+        text += "  "  # what the user prints next stays apart from it
         padding = " " * max(0, self._drawn - len(text))
         self._drawn = len(text)
         self._write(f"\r{text}{padding}")
