@@ -28,8 +28,8 @@ LATENCY_REL_SIGMA = 0.7
 """log-sd of an unmeasured latency: small all-reduces of one link class spread by about 4 to 1
 between their ends in NCCL's own table of hop latencies (src/graph/tuning.cc, LL to Simple)."""
 DURATION_REL_SIGMA = 0.2
-"""log-sd of one bucket's duration about the alpha-beta line: repeats of one size swing by 10 to
-20 % on shared networks (nccl_allreduce data, V100 on 16 nodes)."""
+"""log-sd of one bucket's duration about the alpha-beta line (assumed: protocols change with the
+size, and shared networks swing)."""
 EXPOSED_REL_SIGMA = 0.35
 """The same when only the exposed part was seen, which also holds waiting and launch."""
 UNKNOWN_BYTES_REL_SIGMA = 1.5

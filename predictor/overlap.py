@@ -22,7 +22,7 @@ FIRST_BUCKET_BYTES = 1024 * 1024
 BUCKET_CAP_BYTES = 25 * 1024 * 1024
 """DDP's defaults (torch.nn.parallel.DistributedDataParallel, ``bucket_cap_mb`` = 25)."""
 MAX_BUCKETS = 40
-"""More buckets than this are merged two by two: the closed form changes by under 1 %."""
+"""Of more buckets neighbours are merged; see ``_merged`` for what that changes."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,18 +107,11 @@ def synthetic_timeline(total_bytes: float) -> Timeline:
     Bytes spread evenly over the backward pass, in buckets of 25 MiB after a first one of 1 MiB, as
     DDP cuts them.
     """
-    sizes: list[float] = []
-    left = total_bytes
-    while left > 0:
-        cap = FIRST_BUCKET_BYTES if not sizes else BUCKET_CAP_BYTES
-        sizes.append(min(left, cap))
-        left -= sizes[-1]
-        if len(sizes) > 4 * MAX_BUCKETS:  # a huge model: the rest in equal parts, still in order
-            parts = 4 * MAX_BUCKETS
-            sizes.extend([left / parts] * parts if left > 0 else [])
-            left = 0
-    done = np.cumsum(sizes) / total_bytes if sizes else np.zeros(0)
-    return _merged(tuple(sizes), tuple(done.tolist()))
+    if total_bytes <= 0:
+        return _merged(np.zeros(0), np.zeros(0))
+    edges = np.arange(FIRST_BUCKET_BYTES, total_bytes, BUCKET_CAP_BYTES, dtype=np.float64)
+    edges = np.append(edges, total_bytes)
+    return _merged(np.diff(edges, prepend=0.0), edges / total_bytes)
 
 
 def measured_timeline(buckets: Sequence[BucketTiming], backward_s: float) -> Timeline:
@@ -127,18 +120,26 @@ def measured_timeline(buckets: Sequence[BucketTiming], backward_s: float) -> Tim
     Sampled steps are slower than ordinary ones, so a last bucket that seems ready after the end
     sets the scale instead.
     """
-    scale_s = max([backward_s, *(bucket.ready_s for bucket in buckets)])
-    return _merged(
-        tuple(float(bucket.num_bytes) for bucket in buckets),
-        tuple(max(0.0, bucket.ready_s) / scale_s if scale_s > 0 else 1.0 for bucket in buckets),
+    ready_s = np.array([bucket.ready_s for bucket in buckets], dtype=np.float64)
+    sizes = np.array([bucket.num_bytes for bucket in buckets], dtype=np.float64)
+    scale_s = max(backward_s, float(ready_s.max(initial=0.0)))
+    share = np.maximum(0.0, ready_s) / scale_s if scale_s > 0 else np.ones_like(ready_s)
+    return _merged(sizes, share)
+
+
+def _merged(sizes: FloatArray, ready: FloatArray) -> Timeline:
+    """The timeline of at most MAX_BUCKETS groups of neighbours, each ready with its first.
+
+    The closed form is then its maximum over fewer k with unchanged suffix sums. First and last
+    bucket stay, and one of them is where an even timeline has its maximum.
+    """
+    if not sizes.size:
+        return Timeline(num_bytes=(), ready_fraction=(), num_buckets=())
+    ends = np.linspace(0, sizes.size - 1, min(sizes.size, MAX_BUCKETS))
+    starts = np.unique(ends.round().astype(np.intp))
+    counts = np.diff(np.append(starts, sizes.size))
+    return Timeline(
+        num_bytes=tuple(np.add.reduceat(sizes, starts).tolist()),
+        ready_fraction=tuple(ready[starts].tolist()),
+        num_buckets=tuple(counts.tolist()),
     )
-
-
-def _merged(sizes: tuple[float, ...], ready: tuple[float, ...]) -> Timeline:
-    counts = (1,) * len(sizes)
-    while len(sizes) > MAX_BUCKETS:
-        pairs = [slice(i, i + 2) for i in range(0, len(sizes), 2)]
-        sizes = tuple(sum(sizes[pair]) for pair in pairs)
-        ready = tuple(max(ready[pair]) for pair in pairs)
-        counts = tuple(sum(counts[pair]) for pair in pairs)
-    return Timeline(num_bytes=sizes, ready_fraction=ready, num_buckets=counts)

@@ -54,8 +54,8 @@ RUN_TO_RUN_LOG_SIGMA = 0.015
 """log-sd of a steady step from run to run (virtual cluster, 2026: repeats differ by 0.2 to 4.4 %);
 it puts the floor of a measured interval at +-2.5 % for the 90 % level."""
 PLACEMENT_LOG_SIGMA = 0.03
-"""log-sd between jobs that differ in nothing the model sees: rows of equal shape and batch vary by
-a median of 3 to 5 % (Pollux and Sia traces, 2021 and 2023)."""
+"""log-sd between jobs that differ in nothing the model sees: layouts of equal nodes, GPUs and
+batch have a median max/min of 1.107 (Pollux traces, OSDI 2021), some 3 to 5 % about their mean."""
 DOUBLING_LOG_SIGMA = 0.02
 """log-sd added a doubling of the count away from the nearest measured one."""
 COLLECTIVE_LOG_SIGMA = 0.25

@@ -6,7 +6,6 @@ brought up to date and the live line may be drawn; at an epoch's end the report 
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +18,13 @@ from scaledl.capture.session import Capture, torch_version
 from scaledl.config import TrackConfig
 from scaledl.errors import is_strict
 from scaledl.journal import Journal
-from scaledl.narrator import Narrator, summarise_epoch
-from scaledl.outlook import Outlook, require
-from scaledl.predictor.devices import default_links, find_gpu
+from scaledl.narrator import Narrator
+from scaledl.outlook import Outlook, feed, require
 from scaledl.predictor.eta import EtaEstimator
 from scaledl.records import (
-    ClusterSpec,
     DeviceSample,
     EpochRecord,
     Eta,
-    GpuSpec,
     LayerGraph,
     ParallelPlan,
     PhaseRecord,
@@ -39,8 +35,10 @@ from scaledl.records import (
     ScalingReport,
     StepRecord,
 )
+from scaledl.reporter import Reporter
+from scaledl.setting import cluster_of, model_name, place_of
 from scaledl.speaker import Speaker
-from scaledl.store import home_dir, new_run_id, read_tail
+from scaledl.store import home_dir, new_run_id
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,8 +47,6 @@ _log = logging.getLogger("scaledl")
 
 FLUSH_S = 1.0
 RECORD_S = 30.0
-# A report costs milliseconds; with very short epochs only so many of them are made.
-REPORT_SHARE = 0.003
 _num_runs = 0
 
 
@@ -61,7 +57,7 @@ class Engine:
         global _num_runs
         _num_runs += 1
         self._config = config
-        self._model_name = _model_name(model)
+        self._model_name = model_name(model)
         self._wall_offset_s = time.time() - time.perf_counter()
         self._started_s = time.perf_counter()
         self._closing = False
@@ -82,18 +78,18 @@ class Engine:
         runs = Path(config.run_dir) if config.run_dir else self._home / "runs"
         self.journal = Journal(runs, environment.rank, lambda text: self.on_guess("store", text))
         self._meeting = Meeting(environment.rank, environment.world_size, _num_runs)
-        self._cluster = _cluster(environment, config)
+        self._cluster = cluster_of(environment, config)
         self._outlook = Outlook(config, self._cluster, runs, host_shared=environment.is_cpu)
+        self._reporter = Reporter(
+            config, self._model_name, self.capture, self._outlook, self.journal, self._narrator
+        )
         self.estimator = EtaEstimator()
         self.eta: Eta | None = None
         self._fresh: list[StepRecord] = []
         self._epoch_steps: list[tuple[float, float]] = []
         self._phases_s: dict[str, float] = {}
         self._last_flush_s = self._started_s
-        self._last_report_s = self._started_s
-        self._report_cost_s = 0.0
         self._eta_mark: int | None = None
-        self._unreported: EpochRecord | None = None
         self._own_s = 0.0
         self._train_s = 0.0
 
@@ -119,8 +115,7 @@ class Engine:
     def finish(self, *, failed: bool) -> None:
         """Leave: sensors off first, then the last epoch's report, the end and the files."""
         self._closing = True
-        self.capture.stop()
-        parts: list[Callable[[], None]] = [lambda: self._finish(failed), self.journal.close]
+        parts = [self.capture.stop, lambda: self._finish(failed), self.journal.close]
         for part in parts:
             try:
                 part()
@@ -132,8 +127,8 @@ class Engine:
     def _finish(self, failed: bool) -> None:
         now_s = time.perf_counter()
         self._flush(now_s, draw=False)
-        if self._unreported is not None:
-            self._report_epoch(self._unreported, now_s)
+        if self._rank == 0:
+            self._reporter.finish(self._plan(), self.overhead_fraction)
         if self.journal.run_id is None:
             self._open(f"{self._own_id}-rank{self._rank}")
         self.journal.close_block(self._wall(now_s))
@@ -216,11 +211,15 @@ class Engine:
         self.journal.close_block(epoch.at_s)
         self.journal.write(epoch)
         self.estimator.on_epoch(epoch)
+        phases_s, self._phases_s, self._epoch_steps = self._phases_s, {}, []
         try:
-            self._report_epoch(epoch, begin_s)
+            if self._rank == 0:
+                self._reporter.epoch_ended(
+                    epoch, self._plan(), phases_s, self.overhead_fraction, is_last=self._closing
+                )
+            else:
+                self._outlook.end_epoch()
         finally:
-            self._epoch_steps = []
-            self._phases_s = {}
             self._own_s += time.perf_counter() - begin_s
 
     def on_window(self, window: ProfileWindow) -> None:
@@ -257,14 +256,17 @@ class Engine:
             if self._closing:
                 return
             raise error
-        place = _place_of(error)
+        place = place_of(error)
         text = (
             f"{sensor} stopped at step {self.capture.clock.step} ({place}). "
             "Your training is not affected."
         )
         self._off[sensor] = text
         _log.debug("scaledl: %s", text, exc_info=error)
-        self.on_guess(f"error:{sensor}", text)
+        try:
+            self.on_guess(f"error:{place}", text)  # one cause is told once, whoever meets it
+        except Exception:  # the voice itself is broken, and the log above has it
+            return
 
     # --- once a second ------------------------------------------------------------------------
 
@@ -286,7 +288,7 @@ class Engine:
         at_s = self._wall(now_s)
         for step in fresh:
             self.journal.add_step(step, at_s)
-        _feed(self.estimator, fresh)
+        feed(self.estimator, fresh)
         self._meet()
         progress = self.progress()
         if progress.step > progress.first_step:
@@ -348,77 +350,6 @@ class Engine:
             bucket_bytes=ddp.buckets() if ddp is not None else (),
         )
 
-    def _report_epoch(self, epoch: EpochRecord, begin_s: float) -> None:
-        if self._rank != 0:
-            self._outlook.end_epoch()
-            return
-        is_first = self._report_cost_s == 0.0
-        since_s = begin_s - self._last_report_s
-        self._unreported = epoch
-        if not (is_first or self._closing or since_s * REPORT_SHARE >= self._report_cost_s):
-            return
-        self._unreported = None
-        ranks = self._ranks_of(epoch)
-        measured = self._outlook.measurement(self._plan(), ranks)
-        if measured is None:
-            return
-        progress = self.progress()
-        self._outlook.num_samples = self.capture.clock.num_samples
-        self._outlook.drop_last = bool(self._config.drop_last or self.capture.clock.drop_last)
-        self._outlook.power_w = self.capture.sampler.power_w
-        self._outlook.learn(measured, self.journal.run_id or "")
-        epochs = self._config.epochs
-        left = None if epochs is None else max(0.0, float(epochs - epoch.epoch - 1))
-        report = self._outlook.report(
-            measured,
-            run_id=self.journal.run_id or "",
-            steps_per_epoch=epoch.num_steps if epoch.complete else progress.steps_per_epoch,
-            remaining_epochs=left,
-            epoch=epoch.epoch,
-        )
-        self.journal.write(measured)
-        self.journal.write(report)
-        comm = [w for w in self._outlook.windows if w.comm]
-        self._narrator.epoch(
-            summarise_epoch(
-                measured,
-                run=self.journal.run_id or "",
-                model=self._model_name,
-                epoch=epoch.epoch,
-                num_epochs=epochs,
-                duration_s=epoch.duration_s,
-                phases_s=self._phases_s,
-                num_steps=epoch.num_steps,
-                ranks=ranks,
-                comm_total_s=sum(e.duration_s for e in comm[-1].comm) if comm else None,
-                comm_bytes=sum(measured.plan.bucket_bytes) or None,
-                overhead_fraction=self.overhead_fraction,
-                power_w=self._outlook.power_w,
-                energy_j=self.capture.sampler.energy_j,
-                cpu_run=self.capture.environment.is_cpu,
-            ),
-            report,
-        )
-        self._outlook.end_epoch()
-        self._last_report_s = time.perf_counter()
-        self._report_cost_s = self._last_report_s - begin_s
-
-    def _ranks_of(self, epoch: EpochRecord) -> tuple[EpochRecord, ...]:
-        """This epoch's records of all ranks whose files are there already, ours included."""
-        folder = self.journal.folder
-        found = {self._rank: epoch}
-        for rank in range(min(self._cluster.num_gpus, 64)):
-            if rank == self._rank or folder is None:
-                continue
-            try:
-                lines = read_tail(folder, rank, 2**15)
-            except Exception:  # not there yet, or on another node's disk
-                continue
-            for line in lines:
-                if isinstance(line, EpochRecord) and epoch.epoch - line.epoch in (0, 1):
-                    found[rank] = line
-        return tuple(found[rank] for rank in sorted(found))
-
     # --- asked by the user ----------------------------------------------------------------------
 
     def what_if(self, **question: Any) -> ScalingReport:
@@ -426,7 +357,11 @@ class Engine:
         self._flush(time.perf_counter(), draw=False)
         clock = self.capture.clock
         base = require(self._outlook.measurement(self._plan()) or self._outlook.latest)
-        self._outlook.num_samples = clock.num_samples
+        self._outlook.know(
+            num_samples=clock.num_samples,
+            drop_last=clock.drop_last,
+            power_w=self.capture.sampler.power_w,
+        )
         progress = self.progress()
         return self._outlook.report(
             base,
@@ -451,56 +386,3 @@ class Engine:
 
     def _wall(self, at_s: float) -> float:
         return at_s + self._wall_offset_s
-
-
-def _feed(estimator: EtaEstimator, steps: list[StepRecord]) -> None:
-    """Hand runs of ordinary steps of one epoch to the estimator.
-
-    A sampled step is handed on with the time of its neighbours: it took its turn, but its own time
-    holds what sampling cost.
-    """
-    walls: list[float] = []
-    for index, step in enumerate(steps):
-        wall_s = step.wall_s
-        if step.tags and (walls or index + 1 < len(steps)):
-            wall_s = min(wall_s, walls[-1] if walls else steps[index + 1].wall_s)
-        walls.append(wall_s)
-        last = index + 1 == len(steps)
-        if last or steps[index + 1].epoch != step.epoch:
-            estimator.on_steps(walls, step.step - len(walls), step.epoch)
-            walls = []
-
-
-def _cluster(environment: Any, config: TrackConfig) -> ClusterSpec:
-    if config.cluster is not None:
-        cluster = msgspec.structs.replace(config.cluster, num_gpus=environment.world_size)
-    else:
-        known = find_gpu(environment.device_name)
-        intra, inter = default_links(known, environment.is_cpu)
-        cluster = ClusterSpec(
-            gpu=known or GpuSpec(name=environment.device_name),
-            num_gpus=environment.world_size,
-            gpus_per_node=environment.ranks_per_node,
-            intra=intra,
-            inter=inter,
-        )
-    if config.usd_per_gpu_hour is not None:
-        cluster = msgspec.structs.replace(cluster, usd_per_gpu_hour=config.usd_per_gpu_hour)
-    return cluster
-
-
-def _model_name(model: "nn.Module") -> str:
-    from scaledl.capture.names import unwrap
-
-    return type(unwrap(model)).__name__.removeprefix("FSDP")
-
-
-def _place_of(error: Exception) -> str:
-    """Error type and the line of ours that raised it, without any path."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return type(error).__name__
-    file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{type(error).__name__} in {file}:{trace.tb_lineno}"

@@ -1,6 +1,6 @@
 """What rank 0 says while the run goes on: the live line, changes of the ETA, reports, the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from scaledl.records import (
     EpochSummary,
@@ -131,7 +131,7 @@ def summarise_epoch(
     epoch: int,
     num_epochs: int | None,
     duration_s: float,
-    phases_s: dict[str, float],
+    phases_s: Mapping[str, float],
     num_steps: int,
     **more: object,
 ) -> EpochSummary:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scaledl.config import TrackConfig
 from scaledl.errors import UsageError
+from scaledl.predictor.eta import EtaEstimator
 from scaledl.predictor.forecaster import Forecaster
 from scaledl.predictor.regime import measure
 from scaledl.predictor.whatif import scaling_rows
@@ -53,9 +54,9 @@ class Outlook:
         self._knows_relatives = False
         self.latest: Measurement | None = None
         self.graph: LayerGraph | None = None
-        self.num_samples: int | None = None
-        self.drop_last = False
-        self.power_w: float | None = None
+        self._num_samples: int | None = None
+        self._drop_last = False
+        self._power_w: float | None = None
 
     @property
     def windows(self) -> tuple[ProfileWindow, ...]:
@@ -69,6 +70,12 @@ class Outlook:
     def add_window(self, window: ProfileWindow) -> None:
         """One sampled step."""
         self._windows.append(window)
+
+    def know(self, *, num_samples: int | None, drop_last: bool, power_w: float | None) -> None:
+        """What the loader and the device tell: size of the data set, rest, mean power."""
+        self._num_samples = num_samples
+        self._drop_last = bool(self._config.drop_last or drop_last)
+        self._power_w = power_w
 
     def end_epoch(self) -> None:
         """Later measurements start from the next epoch's steps."""
@@ -132,12 +139,12 @@ class Outlook:
             batch_rule=batch_rule,
             gpus_per_node=gpus_per_node,
             inter=inter,
-            num_samples=self.num_samples,
+            num_samples=self._num_samples,
             steps_per_epoch=steps_per_epoch,
-            drop_last=self.drop_last,
+            drop_last=self._drop_last,
             remaining_epochs=remaining_epochs,
             usd_per_gpu_hour=price,
-            power_w=self.power_w,
+            power_w=self._power_w,
         )
         knowing = (
             self._forecaster
@@ -163,3 +170,21 @@ def require(measurement: Measurement | None) -> Measurement:
             "Call it after about 20 steps."
         )
     return measurement
+
+
+def feed(estimator: EtaEstimator, steps: list[StepRecord]) -> None:
+    """Hand runs of ordinary steps of one epoch to the estimator.
+
+    A sampled step is handed on with the time of its neighbours: it took its turn, but its own time
+    holds what sampling cost.
+    """
+    walls: list[float] = []
+    for index, step in enumerate(steps):
+        wall_s = step.wall_s
+        if step.tags and (walls or index + 1 < len(steps)):
+            wall_s = min(wall_s, walls[-1] if walls else steps[index + 1].wall_s)
+        walls.append(wall_s)
+        last = index + 1 == len(steps)
+        if last or steps[index + 1].epoch != step.epoch:
+            estimator.on_steps(walls, step.step - len(walls), step.epoch)
+            walls = []

@@ -478,6 +478,8 @@ class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     energy_j: float | None = None
     cpu_run: bool = False
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
 
 
 class ScalingRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,19 +22,19 @@ class NVMLError(Exception):
     """As in nvidia-ml-py: the base of the driver's errors."""
 
 
-class NVMLError_NotSupported(NVMLError):  # noqa: N801 -- the real name
+class NVMLError_NotSupported(NVMLError):
     """The card does not have this query."""
 
     def __str__(self) -> str:
         return "Not Supported"
 
 
-class NVMLError_Unknown(NVMLError):  # noqa: N801 -- the real name
+class NVMLError_Unknown(NVMLError):
     def __str__(self) -> str:
         return "Unknown Error"
 
 
-class NVMLError_NotFound(NVMLError):  # noqa: N801 -- the real name
+class NVMLError_NotFound(NVMLError):
     def __str__(self) -> str:
         return "Not Found"
 

@@ -212,7 +212,6 @@ def hook_tables(*roots: nn.Module) -> dict[str, Any]:
 
 def surroundings(*things: Any) -> dict[str, Any]:
     """What must be as it was once a tracked block is left, whichever way."""
-    gc.collect()
     modules = [thing for thing in things if isinstance(thing, nn.Module)]
     logger = logging.getLogger("scaledl")
     root = logging.getLogger()

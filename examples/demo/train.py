@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import scaledl
 
-EPOCHS = {"digits": 5, "gpt": 4}
+EPOCHS = {"digits": 8, "gpt": 4}
 BATCH_PER_RANK = {"digits": 16, "gpt": 8}
 
 

@@ -249,6 +249,11 @@ class StepClock:
         return self._last_feed is not None and self._last_feed.drop_last
 
     @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps of one epoch, as far as known."""
+        return self._book.steps_per_epoch(self.step)
+
+    @property
     def grad_accum(self) -> int:
         """Batches per step as seen."""
         return max(1, round(self._book.batches_per_step(self.step)))

@@ -28,6 +28,7 @@ from scaledl.report.whatif_text import (
 )
 from scaledl.units import (
     format_bytes,
+    format_count,
     format_energy,
     format_fraction,
     format_seconds,
@@ -156,6 +157,8 @@ def _comm_lines(summary: EpochSummary, style: Style) -> list[str]:
         said.append(f"power {summary.power_w:.0f} W each")
     if summary.energy_j is not None:
         said.append(f"energy {format_energy(summary.energy_j)}")
+    rates = [(summary.samples_per_s, "samples/s"), (summary.tokens_per_s, "tokens/s")]
+    said += [f"{format_count(rate)} {unit}" for rate, unit in rates if rate is not None]
     said.append(f"tracking cost {format_fraction(summary.overhead_fraction)} of the time")
     return wrap_text("; ".join(said), style, hang="  ")
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from truth import Truth, random_truth
 
 from scaledl.errors import UsageError
 from scaledl.predictor.analytic import forecast
 from scaledl.predictor.devices import parse_link
 from scaledl.predictor.draws import expected_max_normal
 from scaledl.records import LinkSpec, Measurement, ParallelPlan, StepForecast, StepParts
-from tests.truth import Truth, random_truth
 
 QUIET = Truth()
 seeds = st.integers(0, 10_000)

@@ -2,10 +2,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from truth import Truth, random_truth
 
 from scaledl.errors import StoreError, UsageError
 from scaledl.predictor.forecaster import Forecaster, merge
-from tests.truth import Truth, random_truth
 
 TRUTH = Truth()
 

@@ -88,6 +88,18 @@ def test_merging_buckets_keeps_their_count() -> None:
     assert sum(timeline.num_buckets) == 101
 
 
+@given(st.integers(1, 400), st.floats(1e-4, 3), st.floats(0, 1e-3))
+def test_merging_buckets_leaves_an_even_timeline_exact(
+    num_buckets: int, traffic_s: float, fixed_s: float
+) -> None:
+    ready = [(i + 1) / num_buckets for i in range(num_buckets)]
+    merged = measured_timeline([BucketTiming(num_bytes=1000, ready_s=r) for r in ready], 1.0)
+    per_byte_s = traffic_s / num_buckets / 1000
+    drawn = exposed_draws_s(merged, np.array([1.0]), np.array([fixed_s]), np.array([per_byte_s]))
+    exact, _ = exposed_and_hidden_s(ready, [fixed_s + 1000 * per_byte_s] * num_buckets, 1.0)
+    assert drawn[0] == pytest.approx(exact, abs=1e-9)
+
+
 def test_buckets_of_a_slowed_step_are_scaled_into_the_backward_pass() -> None:
     seen = [BucketTiming(num_bytes=4, ready_s=r) for r in (0.1, 0.2, 0.4)]
     assert measured_timeline(seen, 0.2).ready_fraction == pytest.approx((0.25, 0.5, 1.0))

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from truth import Truth, random_truth
 
 from scaledl.errors import UsageError
 from scaledl.predictor.forecaster import Forecaster
 from scaledl.predictor.whatif import scaling_rows, steps_per_epoch
 from scaledl.records import LinkSpec, Measurement, ScalingRow, WhatIfQuery
-from tests.truth import Truth, random_truth
 
 TRUTH = Truth()
 

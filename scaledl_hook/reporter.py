@@ -1,0 +1,153 @@
+"""An epoch's end on rank 0: measure, predict, learn, forecast, record, print."""
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from scaledl.capture.session import Capture
+from scaledl.config import TrackConfig
+from scaledl.journal import Journal
+from scaledl.narrator import Narrator, summarise_epoch
+from scaledl.outlook import Outlook
+from scaledl.records import EpochRecord, Measurement, ParallelPlan, ScalingReport
+from scaledl.store import read_tail
+
+# A report costs milliseconds; with very short epochs only so many of them are made.
+REPORT_SHARE = 0.003
+_MAX_RANKS_READ = 64
+
+
+class Reporter:
+    """Makes a report at each epoch's end, or less often where epochs are very short.
+
+    Args:
+        config: Options of the run.
+        model_name: For the heading.
+        capture: Tells data set, batch and device.
+        outlook: Measures, learns and forecasts.
+        journal: Takes measurement and report.
+        narrator: Prints.
+    """
+
+    def __init__(
+        self,
+        config: TrackConfig,
+        model_name: str,
+        capture: Capture,
+        outlook: Outlook,
+        journal: Journal,
+        narrator: Narrator,
+    ) -> None:
+        self._config = config
+        self._model_name = model_name
+        self._capture = capture
+        self._outlook = outlook
+        self._journal = journal
+        self._narrator = narrator
+        self._cost_s = 0.0
+        self._last_s = time.perf_counter()
+        self._left_out: tuple[EpochRecord, dict[str, float]] | None = None
+
+    def epoch_ended(
+        self,
+        epoch: EpochRecord,
+        plan: ParallelPlan,
+        phases_s: Mapping[str, float],
+        overhead_fraction: float | None,
+        *,
+        is_last: bool,
+    ) -> None:
+        """Report ``epoch``, or keep it for later where reports would cost too much."""
+        since_s = time.perf_counter() - self._last_s
+        if self._cost_s and not is_last and since_s * REPORT_SHARE < self._cost_s:
+            self._left_out = (epoch, dict(phases_s))
+            return
+        self._report(epoch, plan, phases_s, overhead_fraction)
+
+    def finish(self, plan: ParallelPlan, overhead_fraction: float | None) -> None:
+        """The run is over: report the last epoch, if it was left out."""
+        if self._left_out is not None:
+            epoch, phases_s = self._left_out
+            self._report(epoch, plan, phases_s, overhead_fraction)
+
+    def _report(
+        self,
+        epoch: EpochRecord,
+        plan: ParallelPlan,
+        phases_s: Mapping[str, float],
+        overhead_fraction: float | None,
+    ) -> None:
+        begin_s = time.perf_counter()
+        self._left_out = None
+        ranks = self._ranks_of(epoch)
+        measured = self._outlook.measurement(plan, ranks)
+        if measured is None:
+            return
+        run_id = self._journal.run_id or ""
+        clock, sampler = self._capture.clock, self._capture.sampler
+        self._outlook.know(
+            num_samples=clock.num_samples, drop_last=clock.drop_last, power_w=sampler.power_w
+        )
+        self._outlook.learn(measured, run_id)
+        epochs = self._config.epochs
+        report = self._outlook.report(
+            measured,
+            run_id=run_id,
+            steps_per_epoch=epoch.num_steps if epoch.complete else clock.steps_per_epoch,
+            remaining_epochs=None if epochs is None else max(0.0, float(epochs - epoch.epoch - 1)),
+            epoch=epoch.epoch,
+        )
+        self._journal.write(measured)
+        self._journal.write(report)
+        comm_s = [sum(e.duration_s for e in w.comm) for w in self._outlook.windows if w.comm]
+        summary = summarise_epoch(
+            measured,
+            run=run_id,
+            model=self._model_name,
+            epoch=epoch.epoch,
+            num_epochs=epochs,
+            duration_s=epoch.duration_s,
+            phases_s=phases_s,
+            num_steps=epoch.num_steps,
+            ranks=ranks,
+            comm_total_s=float(np.median(comm_s)) if comm_s else None,
+            comm_bytes=sum(plan.bucket_bytes) or None,
+            overhead_fraction=overhead_fraction,
+            power_w=sampler.power_w,
+            energy_j=sampler.energy_j,
+            cpu_run=self._capture.environment.is_cpu,
+            **self._rates(measured, report),
+        )
+        self._narrator.epoch(summary, report)
+        self._outlook.end_epoch()
+        self._last_s = time.perf_counter()
+        self._cost_s = self._last_s - begin_s
+
+    def _rates(self, measured: Measurement, report: ScalingReport) -> dict[str, float | None]:
+        def per_second(amount: int | None) -> float | None:
+            return amount / measured.step_s if amount and measured.step_s > 0 else None
+
+        return {
+            "samples_per_s": per_second(report.global_batch),
+            "tokens_per_s": per_second(self._config.tokens),
+        }
+
+    def _ranks_of(self, epoch: EpochRecord) -> tuple[EpochRecord, ...]:
+        """This epoch's records of all ranks whose files are there already, ours included.
+
+        A rank that is a little behind has only its last epoch's record there; it will do.
+        """
+        folder = self._journal.folder
+        found = {epoch.rank: epoch}
+        for rank in range(min(self._capture.environment.world_size, _MAX_RANKS_READ)):
+            if rank == epoch.rank or folder is None:
+                continue
+            try:
+                lines = read_tail(folder, rank, 2**15)
+            except Exception:  # not there yet, or on another node's disk
+                continue
+            for line in lines:
+                if isinstance(line, EpochRecord) and epoch.epoch - line.epoch in (0, 1):
+                    found[rank] = line
+        return tuple(found[rank] for rank in sorted(found))

@@ -1,0 +1,49 @@
+"""What is run and where: the cluster as detected or told, the model's name, places of errors."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from scaledl.capture.environ import Environment
+from scaledl.capture.names import unwrap
+from scaledl.config import TrackConfig
+from scaledl.predictor.devices import default_links, find_gpu
+from scaledl.records import ClusterSpec, GpuSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def cluster_of(environment: Environment, config: TrackConfig) -> ClusterSpec:
+    """The user's cluster where given, else GPU and links from the catalogue."""
+    if config.cluster is not None:
+        cluster = msgspec.structs.replace(config.cluster, num_gpus=environment.world_size)
+    else:
+        known = find_gpu(environment.device_name)
+        intra, inter = default_links(known, environment.is_cpu)
+        cluster = ClusterSpec(
+            gpu=known or GpuSpec(name=environment.device_name),
+            num_gpus=environment.world_size,
+            gpus_per_node=environment.ranks_per_node,
+            intra=intra,
+            inter=inter,
+        )
+    if config.usd_per_gpu_hour is not None:
+        cluster = msgspec.structs.replace(cluster, usd_per_gpu_hour=config.usd_per_gpu_hour)
+    return cluster
+
+
+def model_name(model: "nn.Module") -> str:
+    """Class name of the user's module inside its wrappers."""
+    return type(unwrap(model)).__name__.removeprefix("FSDP")
+
+
+def place_of(error: Exception) -> str:
+    """Error type and the line of ours that raised it, without any path."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return type(error).__name__
+    file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{type(error).__name__} in {file}:{trace.tb_lineno}"
