@@ -47,6 +47,7 @@ def measure(
     graph: LayerGraph | None = None,
     rank_times_s: Sequence[float] = (),
     host_shared: bool = False,
+    host_slots: int | None = None,
     at_s: float = 0.0,
     skip: int = 3,
 ) -> Measurement | None:
@@ -63,6 +64,7 @@ def measure(
         graph: The layer graph, for its signature and sizes.
         rank_times_s: Mean own time of a step by rank, waiting for others excluded.
         host_shared: Whether the ranks share one CPU machine.
+        host_slots: How many processes with this number of threads its cores carry.
         at_s: Time stamp.
         skip: Warm-up steps at the front.
     """
@@ -113,6 +115,7 @@ def measure(
         param_bytes=sum(n.param_bytes for n in layers) or None,
         signature=graph.signature if graph is not None else "",
         host_shared=host_shared,
+        host_slots=host_slots,
         at_s=at_s,
     )
 

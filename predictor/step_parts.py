@@ -136,13 +136,16 @@ def _slow_draws(anchor: Anchor, knowledge: Knowledge, cluster: ClusterSpec) -> F
     if not anchor.measurement.host_shared:
         return np.ones_like(z)
     ranks_per_node = -(-cluster.num_gpus // cluster.num_nodes)
+    slots = anchor.measurement.host_slots or max(ranks_per_node, anchor.ranks_per_node)
+    # More processes than cores take turns.
+    turns = max(1.0, ranks_per_node / slots) / max(1.0, anchor.ranks_per_node / slots)
     doublings = math.log2(ranks_per_node / anchor.ranks_per_node)
     host = knowledge.host
     if host.value <= 0:
-        return np.exp(doublings * host.sigma * np.maximum(0.0, z))
+        return np.asarray(turns * np.exp(doublings * host.sigma * np.maximum(0.0, z)))
     # lognormal: a slow-down never speeds up, and its upper tail is long
     log_sigma = min(0.9, host.sigma / host.value)
-    return np.asarray(np.exp(doublings * host.value * np.exp(log_sigma * z)))
+    return np.asarray(turns * np.exp(doublings * host.value * np.exp(log_sigma * z)))
 
 
 def median_wait_s(anchor: Anchor, num_gpus: int, compute_s: float) -> float:

@@ -79,7 +79,7 @@ class Engine:
         self.journal = Journal(runs, environment.rank, lambda text: self.on_guess("store", text))
         self._meeting = Meeting(environment.rank, environment.world_size, _num_runs)
         self._cluster = cluster_of(environment, config)
-        self._outlook = Outlook(config, self._cluster, runs, host_shared=environment.is_cpu)
+        self._outlook = Outlook(config, self._cluster, runs, host_slots=environment.host_slots)
         self._reporter = Reporter(
             config, self._model_name, self.capture, self._outlook, self.journal, self._narrator
         )

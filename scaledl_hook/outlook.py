@@ -37,16 +37,17 @@ class Outlook:
     Args:
         config: Options of the run.
         cluster: Where it runs.
+        host_slots: How many such processes the host's cores carry; ``None`` on GPUs.
         home: Where other runs are recorded; they tell what was measured at other counts.
     """
 
     def __init__(
-        self, config: TrackConfig, cluster: ClusterSpec, home: Path, *, host_shared: bool
+        self, config: TrackConfig, cluster: ClusterSpec, home: Path, *, host_slots: int | None
     ) -> None:
         self._config = config
         self.cluster = cluster
         self._home = home
-        self._host_shared = host_shared
+        self._host_slots = host_slots
         self._forecaster = Forecaster()
         self._steps: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._windows: deque[ProfileWindow] = deque(maxlen=_WINDOWS_KEPT)
@@ -93,7 +94,8 @@ class Outlook:
             plan=plan,
             graph=self.graph,
             rank_times_s=[r.own_p50_s for r in ranks if r.own_p50_s is not None],
-            host_shared=self._host_shared,
+            host_shared=self._host_slots is not None,
+            host_slots=self._host_slots,
             at_s=time.time(),
             skip=3 if self._first else 0,
         )

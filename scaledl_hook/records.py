@@ -325,7 +325,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     ``step_sigma_s`` is the spread of single steps; ``rank_sigma_s`` that of the ranks' own mean
     times (``None``: only one rank known). ``host_shared`` tells that the ranks are CPU processes
-    of one machine, which then compete for its cores and memory.
+    of one machine, which then compete for its memory; beyond ``host_slots`` of them they also
+    share cores.
     """
 
     cluster: ClusterSpec
@@ -342,6 +343,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     param_bytes: int | None = None
     signature: str = ""
     host_shared: bool = False
+    host_slots: int | None = None
     at_s: float = 0.0
 
 

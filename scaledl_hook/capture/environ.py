@@ -12,7 +12,10 @@ from scaledl.records import ParallelPlan, Strategy
 
 
 class Environment(NamedTuple):
-    """Facts of the job. ``is_cpu``: the model's parameters live on the host."""
+    """Facts of the job. ``is_cpu``: the model's parameters live on the host.
+
+    ``host_slots``: how many processes with this one's threads the host's cores carry (CPU runs).
+    """
 
     rank: int
     world_size: int
@@ -21,6 +24,7 @@ class Environment(NamedTuple):
     backend: str
     device_name: str
     is_cpu: bool
+    host_slots: int | None = None
 
 
 def read_environment(model: nn.Module) -> Environment:
@@ -41,6 +45,7 @@ def read_environment(model: nn.Module) -> Environment:
         backend=backend,
         device_name=_device_name(device),
         is_cpu=is_cpu,
+        host_slots=_host_slots() if is_cpu else None,
     )
 
 
@@ -107,6 +112,14 @@ def _ranks_per_node(local: int, world_size: int, device: torch.device) -> int:
     if device.type == "cuda" and cuda_is_up():
         return max(1, min(torch.cuda.device_count(), world_size))
     return max(1, world_size)
+
+
+def _host_slots() -> int:
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        cores = os.cpu_count() or 1
+    return max(1, cores // max(1, torch.get_num_threads()))
 
 
 def _device_name(device: torch.device) -> str:
