@@ -180,7 +180,7 @@ def _buckets(windows: Sequence[ProfileWindow]) -> tuple[BucketTiming, ...]:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
-    return float(np.mean(known)) if len(known) == len(values) and known else None
+    return float(np.mean(known)) if known else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -59,9 +59,14 @@ class TrackConfig:
             raise UsageError(f"num_gpus must be at least 1, got gpus={list(self.gpus)!r}.")
         price = self.usd_per_gpu_hour
         if price is not None and (
-            not isinstance(price, int | float) or not 0 <= price < float("inf")
+            isinstance(price, bool)
+            or not isinstance(price, int | float)
+            or not 0 <= price < float("inf")
         ):
             raise UsageError(f"usd_per_gpu_hour must be 0 or more, got {price!r}.")
+        for name in ("enabled", "profile"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if self.learner not in LEARNERS:
             raise UsageError(f"learner must be one of {', '.join(LEARNERS)}, got {self.learner!r}.")
         if self.cluster is not None and not isinstance(self.cluster, ClusterSpec):
@@ -100,10 +105,8 @@ class TrackConfig:
             values["report"] = "none"
         if "gpus" in values:
             values["gpus"] = _counts(values["gpus"])
-        if "run_dir" in values:
-            values["run_dir"] = os.fspath(values["run_dir"])
-        if "report" in values:
-            values["report"] = os.fspath(values["report"])
+        for name in {"run_dir", "report"} & values.keys():
+            values[name] = _path(name, values[name])
         return cls(**values)
 
 
@@ -169,6 +172,13 @@ def _counts(value: Any) -> tuple[int, ...]:
     if any(not _is_int(c) or c < 1 for c in counts):
         raise UsageError(f"num_gpus must be at least 1, got gpus={value!r}.")
     return tuple(sorted(set(counts)))
+
+
+def _path(name: str, value: Any) -> str:
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise UsageError(f"{name} must be a path, got {value!r}.") from None
 
 
 def _is_int(value: object) -> bool:

@@ -6,6 +6,7 @@ brought up to date and the live line may be drawn; at an epoch's end the report 
 
 import logging
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ _log = logging.getLogger("scaledl")
 
 FLUSH_S = 1.0
 RECORD_S = 30.0
+STEPS_KEPT = 4096
 _num_runs = 0
 
 
@@ -86,7 +88,8 @@ class Engine:
         self.estimator = EtaEstimator()
         self.eta: Eta | None = None
         self._fresh: list[StepRecord] = []
-        self._epoch_steps: list[tuple[float, float]] = []
+        self._epoch_walls_s: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._epoch_own_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._phases_s: dict[str, float] = {}
         self._last_flush_s = self._started_s
         self._eta_mark: int | None = None
@@ -183,8 +186,10 @@ class Engine:
         self._outlook.add_step(step)
         self._train_s += step.wall_s
         if not step.tags:
-            waited_s = step.comm_exposed_s or 0.0
-            self._epoch_steps.append((step.wall_s, step.wall_s - waited_s))
+            waited_s = step.comm_exposed_s
+            self._epoch_walls_s.append(step.wall_s)
+            if waited_s is not None:
+                self._epoch_own_s.append(step.wall_s - waited_s)
         self.capture.step_ended(step)
         if now_s - self._last_flush_s >= FLUSH_S or len(self._fresh) >= 500:
             self._flush(time.perf_counter())
@@ -201,17 +206,19 @@ class Engine:
         """An epoch ended: learn, forecast, report."""
         begin_s = time.perf_counter()
         self._flush(begin_s, draw=False)
-        walls, own = zip(*self._epoch_steps, strict=True) if self._epoch_steps else ((), ())
+        walls_s, own_s = list(self._epoch_walls_s), list(self._epoch_own_s)
+        self._epoch_walls_s.clear()
+        self._epoch_own_s.clear()
         epoch = msgspec.structs.replace(
             epoch,
             at_s=self._wall(epoch.at_s),
-            step_p50_s=float(np.median(walls)) if walls else None,
-            own_p50_s=float(np.median(own)) if own else None,
+            step_p50_s=float(np.median(walls_s)) if walls_s else None,
+            own_p50_s=float(np.median(own_s)) if own_s else None,
         )
         self.journal.close_block(epoch.at_s)
         self.journal.write(epoch)
         self.estimator.on_epoch(epoch)
-        phases_s, self._phases_s, self._epoch_steps = self._phases_s, {}, []
+        phases_s, self._phases_s = self._phases_s, {}
         try:
             if self._rank == 0:
                 self._reporter.epoch_ended(

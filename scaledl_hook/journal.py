@@ -82,7 +82,7 @@ class Journal:
 
 
 def summarise(steps: list[StepRecord], at_s: float) -> StepBlock:
-    """One block over consecutive steps; a part that some step lacks is ``None``."""
+    """One block over consecutive steps; a part is the mean over the steps that have it."""
     walls = np.array([s.wall_s for s in steps])
     middle, high = np.quantile(walls, [0.5, 0.95])
     samples = [s.num_samples for s in steps]
@@ -107,4 +107,4 @@ def summarise(steps: list[StepRecord], at_s: float) -> StepBlock:
 
 def _mean(values: list[float | None]) -> float | None:
     known = [v for v in values if v is not None]
-    return float(np.mean(known)) if known and len(known) == len(values) else None
+    return float(np.mean(known)) if known else None

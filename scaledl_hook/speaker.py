@@ -82,7 +82,7 @@ class Speaker:
         if not self.is_terminal or _live_bar() is not None:
             self._write_block(text)
             return
-        text += "  "  # what the user prints next stays apart from it
+        text = f"{text}  "[: self.width]  # what the user prints next stays apart from it
         padding = " " * max(0, self._drawn - len(text))
         self._drawn = len(text)
         self._write(f"\r{text}{padding}")
@@ -113,7 +113,7 @@ class Speaker:
                 text = text.encode("ascii", "replace").decode("ascii")
             stream.write(text)
             stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):  # gone, closed, or none at all
             self._silent = True
 
     def _append(self, text: str) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from scaledl.config import TrackConfig
 from scaledl.engine import Engine
 from scaledl.errors import UsageError, is_strict
+from scaledl.predictor.eta import EtaEstimator
 from scaledl.records import (
     BatchRule,
     ClusterSpec,
@@ -112,6 +113,7 @@ class Tracker:
         self._loader = loader
         self._core: Engine | None = None
         self._past: Engine | None = None
+        self._state: Mapping[str, Any] | None = None
 
     def __enter__(self) -> Self:
         if not self._config.enabled:
@@ -126,6 +128,8 @@ class Tracker:
         try:
             self._core = Engine(self._model, self._config, self._loader)
             self._core.start()
+            if self._state is not None:
+                self._core.estimator.load_state_dict(self._state)
         except UsageError:
             self._abandon()
             raise
@@ -265,7 +269,7 @@ class Tracker:
         """Continue from an earlier run's :meth:`state_dict`: rates are kept, counts are not mixed.
 
         Raises:
-            UsageError: the state is of another version.
+            UsageError: the state is of another version, or damaged.
         """
         if not state:
             return
@@ -273,8 +277,13 @@ class Tracker:
             raise UsageError(
                 f"state has version {state.get('version')!r}, this scaledl reads version 1."
             )
+        try:
+            EtaEstimator().load_state_dict(state.get("eta") or {})
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._state = state["eta"]
         if self._core is not None:
-            self._core.estimator.load_state_dict(state["eta"])
+            self._core.estimator.load_state_dict(self._state)
 
     def __repr__(self) -> str:
         return f"<scaledl.Tracker run={self.run_id} {self.eta or ''}>"

@@ -73,6 +73,7 @@ class Watched(Book):
         self.clock = StepClock(self, time(), **options)
         self._root = RootSensor(model, self.clock, time, _raise)
         self._optimizers = OptimizerSensor(model, self.clock.on_optimizer, time, _raise)
+        self._optimizers.model_ran = lambda: self.clock.model_ran
         self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:

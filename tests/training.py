@@ -77,7 +77,7 @@ def digest(value: Any) -> str:
 
 def _feed(seen: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
+        plain = value.detach().cpu().clone().contiguous()  # numpy pins the memory it looks at
         seen.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
         seen.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):

@@ -9,7 +9,8 @@ Rules
       one step.
     * A step is closed when new work starts, so that trailing calls still belong to it.
     * A forward in eval mode opens a phase "eval", from the start of the pass that fed it; phases
-      are no part of any step.
+      are no part of any step. Where a backward and an update follow it, the loop trains in eval
+      mode (frozen BatchNorm), and from then on only forwards without gradient are evaluation.
     * The training loader is the one that yielded before a step. An epoch is one pass over it. It
       closes at the next start of any pass, not at StopIteration: trainers that prefetch see the
       end of the data before their last steps.
@@ -22,8 +23,9 @@ from scaledl.capture.loaders import Pass
 from scaledl.capture.tensors import batch_size_of
 from scaledl.records import EpochRecord, PhaseRecord, Progress, StepRecord
 
+# Forwards after a step's end and before a new batch (a GAN on one batch) that still belong to it.
 # An iterator that is kept but no longer used must not hold the count for ever.
-_CALLS_WITHOUT_BATCH = 32
+_ROUNDS_ON_ONE_BATCH = 32
 
 
 class Sink(Protocol):
@@ -76,21 +78,27 @@ class StepClock:
         self._boundary_s = now_s
         self._ended_s: float | None = None
         self._calls = 0
+        self._rounds = 0
         self._input_wait_s = 0.0
         self._forward_s = 0.0
         self._backward_s = 0.0
         self._exposed_s = 0.0
         self._optimizer_s = 0.0
-        self._optimizer_end_s = now_s
+        self._optimizer_calls: list[tuple[float, float]] = []  # (start, optimizer time before it)
         self._excluded_s = 0.0
         self._micro = 0
         self._saw_backward = False
+        self._ever_backward = False
         # passes and phases
         self._passes: list[Pass] = []
         self._last_feed: Pass | None = None
         self._eval_start_s: float | None = None
         self._eval_end_s = 0.0
+        self._eval_pass: Pass | None = None
+        self._eval_backward = False
+        self._trains_in_eval = False
         self._phase: tuple[str, float] | None = None
+        self._phase_depth = 0
 
     # --- loader passes ------------------------------------------------------------------------
 
@@ -116,19 +124,24 @@ class StepClock:
         if this.num_batches == 0:
             if this.batch_size is None:
                 this.batch_size = batch_size_of(batch)
-            if this not in self._passes:
-                self._passes.append(this)
+        if this not in self._passes:
+            self._passes.append(this)
         this.num_batches += 1
         this.fresh += 1
-        this.wait_s += end_s - start_s
+        if self._phase is None:  # else the phase holds the wait
+            this.wait_s += end_s - start_s
 
     def on_pass_end(self, this: Pass, start_s: float, end_s: float) -> None:
         this.is_open = False
         this.has_ended = True
         if this.is_eval:
             self._eval_end_s = max(self._eval_end_s, end_s)
-        else:
+            return
+        if self._phase is None:
             this.wait_s += end_s - start_s
+        feeding = self._book.feeding
+        if feeding is not None and feeding is not this:
+            feeding.partner_ended = True
 
     # --- forward, backward, optimizer -----------------------------------------------------------
 
@@ -136,30 +149,42 @@ class StepClock:
         """A forward of the tracked module begins; the step before it ends where no loader tells."""
         if self._phase is not None or self._ended_s is None:
             return
-        if not training or self._fresh() or not self._has_training_pass():
+        training = training or self._trains_in_eval
+        if not training or not self._has_training_pass():
             self._close_step()
+            return
+        self._rounds += 1
+        if self._rounds > _ROUNDS_ON_ONE_BATCH:
+            self._drop_idle_passes()
 
     def on_forward(self, start_s: float, end_s: float, *, training: bool, with_grad: bool) -> None:
         """One forward of the tracked module, told at its end."""
         if self._phase is not None:
             return
         self._begin_work(start_s)
+        training = training or (with_grad and self._trains_in_eval)
         if not training or (not with_grad and self._is_fed_by_other()):
             self._on_eval_forward(start_s, end_s)
             return
         if self._eval_start_s is not None:
+            self._take_back_first_batch()
             self._close_eval(start_s)
         self._forward_s += end_s - start_s
         if with_grad:
             self._saw_forward = True
             self._micro += 1
         for this in self._passes:
-            if this.wait_s and not this.is_eval:
+            if this.fresh and not this.is_eval:
+                this.trains = this.trains or with_grad
                 self._input_wait_s += this.wait_s
                 this.wait_s = 0.0
 
     def on_backward(self, compute_s: float, exposed_s: float) -> None:
         """One backward: its compute and the wait for communication after it."""
+        self._ever_backward = True
+        if self._eval_start_s is not None:
+            self._eval_backward = True
+            return
         self._saw_backward = True
         self._backward_s += compute_s
         self._exposed_s += exposed_s
@@ -169,20 +194,29 @@ class StepClock:
         if self._phase is not None:
             return
         self._begin_work(start_s)
+        if self._eval_start_s is not None and self._eval_backward:
+            self._was_training()
         if self._is_only_signal() and self._ended_s is not None and start_s >= self._ended_s:
             self._close_step()
-        self._optimizer_s += end_s - max(start_s, self._optimizer_end_s)
-        self._optimizer_end_s = end_s
+        self._add_optimizer_time(start_s, end_s)
         if self._manual_steps:
             return
         if self._ended_s is not None:
             self._ended_s = end_s
             self._calls += 1
-            if self._calls > _CALLS_WITHOUT_BATCH and not self._fresh():
-                self._drop_idle_passes()
         elif self._is_new_work():
             self._ended_s = end_s
-            self._calls = 1
+            self._calls, self._rounds = 1, 0
+
+    def _add_optimizer_time(self, start_s: float, end_s: float) -> None:
+        before = self._optimizer_calls
+        total_s = self._optimizer_s
+        while before and before[-1][0] >= start_s:  # calls inside this one are in its time
+            total_s = before.pop()[1]
+        if len(before) > 64:
+            del before[:32]
+        before.append((start_s, total_s))
+        self._optimizer_s = total_s + end_s - start_s
 
     def on_manual_step(self, now_s: float) -> None:
         """``run.step()``: the user says that a step ended here."""
@@ -199,10 +233,16 @@ class StepClock:
         self._close_step()
         if self._eval_start_s is not None:
             self._close_eval(now_s)
-        self._close_epoch(now_s)
+        self._close_epoch(now_s, whole=True)
 
     def on_phase_start(self, kind: str, now_s: float) -> None:
-        """A phase the user names begins; the running step and evaluation close before it."""
+        """A phase the user names begins; the running step and evaluation close before it.
+
+        A phase inside a phase belongs to the outer one.
+        """
+        self._phase_depth += 1
+        if self._phase is not None:
+            return
         self._begin_work(now_s)
         self._close_step()
         if self._eval_start_s is not None:
@@ -210,7 +250,8 @@ class StepClock:
         self._phase = (kind, now_s)
 
     def on_phase_end(self, now_s: float) -> None:
-        if self._phase is None:
+        self._phase_depth = max(0, self._phase_depth - 1)
+        if self._phase is None or self._phase_depth:
             return
         kind, start_s = self._phase
         self._phase = None
@@ -221,6 +262,7 @@ class StepClock:
         """The block ends: close what is open."""
         self._close_step()
         if self._phase is not None:
+            self._phase_depth = 0
             self.on_phase_end(now_s)
         if self._eval_start_s is not None:
             self._close_eval(now_s)
@@ -257,6 +299,11 @@ class StepClock:
     def grad_accum(self) -> int:
         """Batches per step as seen."""
         return max(1, round(self._book.batches_per_step(self.step)))
+
+    @property
+    def model_ran(self) -> bool | None:
+        """Whether a backward of the model was seen since the last step; ``None``: never one."""
+        return (self._saw_backward or self._eval_backward) if self._ever_backward else None
 
     @property
     def boundary_s(self) -> float:
@@ -302,8 +349,11 @@ class StepClock:
         pool = named or fed
         fresh = [p for p in pool if p.fresh]
         feeding = self._book.feeding
-        if feeding in fresh or (not fresh and feeding in pool):
-            return feeding
+        if feeding is not None and feeding in (fresh or pool):
+            # One that was dropped before its end (zip, break) may hold a batch that trains nothing.
+            if not fresh or feeding.is_open or feeding.has_ended:
+                return feeding
+            fresh = [p for p in fresh if p is not feeding] or fresh
         last = fresh[:1] or pool[-1:]
         return last[0] if last else None
 
@@ -316,27 +366,44 @@ class StepClock:
         return self._micro > 0 or self._saw_backward or not self._saw_forward
 
     def _drop_idle_passes(self) -> None:
-        extra = self._calls - 1
         self._passes = [p for p in self._passes if p.is_eval]
         self._book.feeding = None
-        self._close_step()
-        self.step += extra - 1
+        self._close_step(self._calls)
 
     def _on_eval_forward(self, start_s: float, end_s: float) -> None:
         self._close_step()
-        fed = [p for p in self._passes if p.fresh and p is not self._book.feeding]
+        feeding = self._book.feeding
+        fed = [p for p in self._passes if p.fresh and not p.trains and p is not feeding][-1:]
         if self._eval_start_s is None:
             starts = [p.started_s for p in fed if p.started_s >= self._boundary_s]
             self._eval_start_s = min([start_s, *starts])
-        for this in fed[-1:]:
+            self._eval_backward = False
+        for this in fed:
             this.is_eval = True
+            self._eval_pass = this
         for this in self._passes:
             if this.is_eval:
                 this.fresh, this.wait_s = 0, 0.0
         self._eval_end_s = end_s
 
+    def _take_back_first_batch(self) -> None:
+        """The first training batch went through the model in eval mode first (pseudo-labels)."""
+        this, last = self._eval_pass, self._last_feed
+        if this is None or not this.is_open or self._fresh():
+            return
+        if last is None or last.key == this.key:
+            this.is_eval, this.fresh = False, 1
+
+    def _was_training(self) -> None:
+        """What began as an evaluation was the training, in eval mode."""
+        self._trains_in_eval = self._saw_backward = True
+        self._eval_start_s, self._eval_backward = None, False
+        if self._eval_pass is not None:
+            self._eval_pass.is_eval, self._eval_pass.fresh = False, 1
+
     def _close_eval(self, now_s: float) -> None:
         start_s, self._eval_start_s = self._eval_start_s, None
+        self._eval_pass, self._eval_backward = None, False
         if start_s is not None:
             self._emit_phase("eval", start_s, max(start_s, min(self._eval_end_s, now_s)))
         self._passes = [p for p in self._passes if p.is_open or not p.is_eval]
@@ -344,7 +411,7 @@ class StepClock:
     def _emit_phase(self, kind: str, start_s: float, end_s: float) -> None:
         duration_s = max(0.0, end_s - start_s)
         self._excluded_s += duration_s
-        self._book.excluded_s += duration_s
+        self._book.exclude(start_s, duration_s)
         self._sink.on_phase(
             PhaseRecord(
                 kind=kind,
@@ -355,40 +422,57 @@ class StepClock:
             )
         )
 
-    def _close_step(self) -> None:
+    def _close_step(self, count: int = 1) -> None:
+        """End the running step; ``count`` steps that were taken for one share its time."""
         end_s = self._ended_s
         if end_s is None:
             return
         self._ended_s = None
         this = self._candidate()
         samples = self._take_batches(this) if this is not None else 0
-        wall_s = max(0.0, end_s - self._boundary_s - self._excluded_s)
-        self.step += 1
-        host = self._host_parts
-        record = StepRecord(
-            step=self.step,
-            epoch=self._book.epoch,
-            wall_s=wall_s,
-            input_wait_s=min(self._input_wait_s, wall_s),
-            forward_s=self._forward_s if host and self._micro else None,
-            backward_s=self._backward_s if host and self._saw_backward else None,
-            comm_exposed_s=self._exposed_s
-            if host and self._saw_backward and self._exposed_parts
-            else None,
-            optimizer_s=min(self._optimizer_s, wall_s),
-            num_micro_batches=max(1, self._micro),
-            num_samples=samples or None,
-            tags=("sampled",) if self.sampled else (),
-        )
+        records = [self._record(end_s, samples, count) for _ in range(count)]
         self._boundary_s = end_s
         self._input_wait_s = self._forward_s = self._backward_s = 0.0
         self._exposed_s = self._optimizer_s = self._excluded_s = 0.0
+        self._optimizer_calls.clear()
         self._micro = 0
         self._saw_backward = False
-        self._sink.on_step(record)
-        full = this is None and self._book.is_full(self.step)
+        for record in records:
+            self._sink.on_step(record)
+        full = (this is None or self._book.is_sampled) and self._book.is_full(self.step)
         if full and not self._manual_epochs:
             self._close_epoch(end_s)
+
+    def _record(self, end_s: float, samples: int, count: int) -> StepRecord:
+        self.step += 1
+        wall_s = max(0.0, end_s - self._boundary_s - self._excluded_s) / count
+        forward = self._host_parts and self._micro > 0
+        backward = self._host_parts and self._saw_backward
+        left_s = wall_s
+        parts_s = []
+        for part_s in (
+            self._input_wait_s,
+            self._forward_s if forward else 0.0,
+            self._backward_s if backward else 0.0,
+            self._exposed_s if backward else 0.0,
+            # last: a closure (LBFGS) runs forwards and backwards inside the optimizer's call
+            self._optimizer_s,
+        ):
+            parts_s.append(min(part_s / count, left_s))
+            left_s -= parts_s[-1]
+        return StepRecord(
+            step=self.step,
+            epoch=self._book.epoch,
+            wall_s=wall_s,
+            input_wait_s=parts_s[0],
+            forward_s=parts_s[1] if forward else None,
+            backward_s=parts_s[2] if backward else None,
+            comm_exposed_s=parts_s[3] if backward and self._exposed_parts else None,
+            optimizer_s=parts_s[4],
+            num_micro_batches=max(1, self._micro // count),
+            num_samples=samples or None,
+            tags=("sampled",) if self.sampled else (),
+        )
 
     def _take_batches(self, this: Pass) -> int:
         """Book the batches of a step that just ended; open the epoch of a new training pass.
@@ -396,11 +480,11 @@ class StepClock:
         Returns the samples of the step, 0 where the batch size is unknown.
         """
         book = self._book
-        if book.feeding is not this:
+        if book.feeding is not this and not book.goes_on_with(this, self.step):
             if book.feeding is not None and not self._manual_epochs:
                 self._close_epoch(this.started_s)
             self._passes = [p for p in self._passes if p is this or p.is_open]
-            book.begin(this)
+            book.begin(this, self.step)
             self._last_feed = this
             self._tell_loader(this)
         for other in self._passes:
@@ -409,6 +493,7 @@ class StepClock:
                 other.wait_s = 0.0
                 if other is not this:
                     other.fresh = 0
+        this.partner_ended = False
         batches, this.fresh = this.fresh, 0
         if self._micro and not this.has_ended and batches == self._micro + 1:
             # A prefetching trainer holds one batch back for its next step.
@@ -425,7 +510,7 @@ class StepClock:
             "Pass loader= or steps_per_epoch= if that is not so.",
         )
 
-    def _close_epoch(self, end_s: float, *, cut: bool = False) -> None:
-        record = self._book.close(self.step, end_s, cut=cut)
+    def _close_epoch(self, end_s: float, *, cut: bool = False, whole: bool = False) -> None:
+        record = self._book.close(self.step, end_s, cut=cut, whole=whole)
         if record is not None:
             self._sink.on_epoch(record)

@@ -6,9 +6,11 @@ millisecond. Functional attention calls are found on the way by the names of the
 """
 
 import hashlib
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from scaledl.capture.flops import attention_flops, forward_flops, kind_of
@@ -19,27 +21,40 @@ OUTSIDE = "outside_layers"
 
 
 class LayerCall:
-    """What one forward call of one leaf showed; plain numbers and autograd nodes, no tensors."""
+    """What one forward call of one leaf showed; plain numbers and autograd nodes, no tensors.
 
-    __slots__ = ("flops", "fqn", "input_ids", "inputs", "module", "out_bytes", "output_ids", "outs")
+    A tensor without gradient is known by its weak reference: while it lives all are one object, and
+    another tensor at the same address later has another.
+    """
+
+    __slots__ = (
+        "flops",
+        "fqn",
+        "inputs",
+        "module",
+        "out_bytes",
+        "outs",
+        "plain_inputs",
+        "plain_outs",
+    )
 
     def __init__(self, fqn: str, module: nn.Module) -> None:
         self.fqn = fqn
         self.module = module
         self.inputs: list[Any] = []
         self.outs: list[Any] = []
-        self.input_ids: list[int] = []
-        self.output_ids: list[int] = []
+        self.plain_inputs: list[weakref.ref[torch.Tensor]] = []
+        self.plain_outs: list[weakref.ref[torch.Tensor]] = []
         self.out_bytes = 0
         self.flops = 0.0
 
     def take_inputs(self, args: Any, kwargs: Any) -> None:
-        """Remember the autograd nodes (or, without gradient, the identities) of the inputs."""
+        """Remember the autograd nodes (or, without gradient, the identity) of the inputs."""
         for tensor in tensors_in((args, kwargs), limit=16):
             if tensor.grad_fn is not None:
                 self.inputs.append(tensor.grad_fn)
             else:
-                self.input_ids.append(id(tensor))
+                self.plain_inputs.append(weakref.ref(tensor))
 
     def take_output(self, args: Any, kwargs: Any, output: Any) -> None:
         """Remember the output's autograd nodes and sizes, and count the FLOPs."""
@@ -49,7 +64,7 @@ class LayerCall:
             if tensor.grad_fn is not None:
                 self.outs.append(tensor.grad_fn)
             else:
-                self.output_ids.append(id(tensor))
+                self.plain_outs.append(weakref.ref(tensor))
         self.out_bytes = num_bytes_of(output)
         first = next(tensors_in((args, kwargs), limit=1), None)
         shape = tuple(first.shape) if first is not None else ()
@@ -87,12 +102,12 @@ class Walk:
             self._bytes[call.fqn] = call.out_bytes
         # Tensors that carry no gradient (frozen prefixes) are followed by identity.
         for call in calls:
-            for key in call.input_ids:
-                source = self._by_id.get(key)
+            for reference in call.plain_inputs:
+                source = self._by_id.get(id(reference))
                 if source is not None and source != call.fqn:
                     self._add(source, call.fqn)
-            for key in call.output_ids:
-                self._by_id[key] = call.fqn
+            for reference in call.plain_outs:
+                self._by_id[id(reference)] = call.fqn
         for call in calls:
             self._follow(call.inputs, call.fqn)
         last = [t.grad_fn for t in tensors_in(output, limit=8) if t.grad_fn is not None]
@@ -190,8 +205,13 @@ def _attention_size(node: Any) -> tuple[float, int]:
     return attention_flops((*out[:-1], key[-1]), key, out[-1]), elements * width
 
 
-def build(calls: list[LayerCall], walk: Walk) -> LayerGraph:
-    """The graph of one micro-batch: layers that ran, attention calls, and ``outside_layers``."""
+def build(
+    calls: list[LayerCall], walk: Walk, parameters: Iterable[nn.Parameter] = ()
+) -> LayerGraph:
+    """The graph of one micro-batch: layers that ran, attention calls, and ``outside_layers``.
+
+    ``outside_layers`` holds those of the model's ``parameters`` that no layer that ran has.
+    """
     nodes: dict[str, LayerNode] = {}
     counted: set[int] = set()
     for call in calls:
@@ -221,7 +241,13 @@ def build(calls: list[LayerCall], walk: Walk) -> LayerGraph:
             flops_backward=2.5 * attention.flops,
             activation_bytes=attention.out_bytes,
         )
-    nodes[OUTSIDE] = LayerNode(fqn=OUTSIDE, kind="outside")
+    rest = [p for p in parameters if id(p) not in counted]
+    nodes[OUTSIDE] = LayerNode(
+        fqn=OUTSIDE,
+        kind="outside",
+        params=sum(p.numel() for p in rest),
+        param_bytes=sum(p.numel() * p.element_size() for p in rest),
+    )
     edges = tuple(
         LayerEdge(source=source, target=target, num_bytes=num_bytes)
         for (source, target), num_bytes in walk.edges.items()

@@ -19,7 +19,8 @@ class Pass:
     """One pass over one loader: what the clock has to know about it.
 
     ``wait_s`` is the waiting not yet booked to a step; ``is_open`` turns false when the data end or
-    the iterator is dropped, ``has_ended`` only when the data end.
+    the iterator is dropped, ``has_ended`` only when the data end. ``partner_ended``: a loader that
+    runs beside it (``zip``) ended, and no step followed.
     """
 
     __slots__ = (
@@ -34,7 +35,9 @@ class Pass:
         "length",
         "num_batches",
         "num_samples",
+        "partner_ended",
         "started_s",
+        "trains",
         "wait_s",
     )
 
@@ -51,8 +54,10 @@ class Pass:
         self.fresh = 0  # batches since the last step boundary
         self.wait_s = 0.0
         self.is_eval = False
+        self.trains = False  # a forward that trains took a batch of it
         self.is_open = True
         self.has_ended = False
+        self.partner_ended = False
 
 
 class LoaderListener(Protocol):

@@ -5,8 +5,9 @@ backward times from pre-hooks on the autograd nodes of each layer's output (its 
 input (its backward is done). The stamps are read after the step, on a GPU some steps later.
 """
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +22,16 @@ from scaledl.capture.timers import Timer
 from scaledl.records import LayerGraph, LayerTiming
 
 MAX_LAYERS = 600  # hooked in one window; a larger model is timed a part at a time
+_MAX_OUTPUTS = 4  # watched in the backward; a loss may use any of them
+
+
+class _Stamp(NamedTuple):
+    """One moment of a backward: a layer begins, or is done with its input."""
+
+    fqn: str
+    begins: bool
+    at: Any
+    number: int  # whole backwards before this one in the step
 
 
 class LayerTimes:
@@ -68,7 +79,12 @@ class LayerWindow:
         self._timer = timer
         self._on_error = on_error
         self._want_graph = want_graph
-        every = [(n, m) for n, m in leaves(unwrap(model)) if _can_hook(m)]
+        self._model = unwrap(model)
+        every = [(n, m) for n, m in leaves(self._model) if _can_hook(m)]
+        # A window may begin inside a hook of the root, whose tables must not change then. A model
+        # that is one layer is timed by the root's own stamps.
+        self._single = next((n for n, m in every if m is root.module), None)
+        every = [(n, m) for n, m in every if m is not root.module]
         parts = max(1, -(-len(every) // MAX_LAYERS))
         self.is_partial = parts > 1
         start = (part % parts) * MAX_LAYERS
@@ -76,9 +92,10 @@ class LayerWindow:
         self._handles: list[Any] = []
         self._active = False
         self._calls: list[LayerCall] = []
-        self._open: dict[int, tuple[Any, LayerCall | None]] = {}
+        # by module and thread: replicas and user threads run the same hooks at once
+        self._open: dict[tuple[int, int], tuple[Any, LayerCall | None, Any]] = {}
         self._forward: list[tuple[str, Any, Any]] = []  # (fqn, first, last) in time order
-        self._backward: list[tuple[str, bool, Any]] = []  # (fqn, begins, stamp) in time order
+        self._backward: list[_Stamp] = []  # in time order
         self._feeds: dict[str, str] = {}
         self._marks = DeviceMarks()
         self.graph: LayerGraph | None = None
@@ -132,54 +149,65 @@ class LayerWindow:
         return enter, leave
 
     def _enter(self, fqn: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        node = None
         if torch.is_grad_enabled():
             first = next(tensors_in((args, kwargs), limit=1), None)
-            if first is not None and first.grad_fn is not None:
-                self._watch(first.grad_fn, fqn, begins=False)
+            node = first.grad_fn if first is not None else None
+            if node is not None:
+                self._watch(node, fqn, begins=False)
         call = None
         if self._want_graph and self.graph is None:
             call = LayerCall(fqn, module)
             call.take_inputs(args, kwargs)
-        self._open[id(module)] = (self._timer.mark(), call)
+        self._open[id(module), threading.get_ident()] = (self._timer.mark(), call, node)
 
     def _leave(self, fqn: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         last = self._timer.mark()
-        first, call = self._open.pop(id(module), (None, None))
+        key = (id(module), threading.get_ident())
+        first, call, fed_by = self._open.pop(key, (None, None, None))
         if call is not None:
             call.take_output(args, kwargs, output)
             self._calls.append(call)
         if torch._C._current_graph_task_id() == -1 and first is not None:
             # Else: recomputation inside the backward, which is part of the backward's time.
             self._forward.append((fqn, first, last))
-        for tensor in tensors_in(output, limit=1):
-            if tensor.grad_fn is not None:
-                self._watch(tensor.grad_fn, fqn, begins=True)
+        seen = [fed_by]  # a layer that hands its input on (dropout of 0) has no backward of its own
+        for tensor in tensors_in(output, limit=_MAX_OUTPUTS):
+            node = tensor.grad_fn
+            if node is not None and all(node is not other for other in seen):
+                seen.append(node)
+                self._watch(node, fqn, begins=True)
 
     def _watch(self, node: Any, fqn: str, *, begins: bool) -> None:
         def stamp(grads: Any) -> None:
             if self._active and not torch.compiler.is_compiling():
                 try:
-                    self._backward.append((fqn, begins, self._timer.mark()))
+                    number = len(self._marks.backward)
+                    self._backward.append(_Stamp(fqn, begins, self._timer.mark(), number))
                 except Exception as error:
                     self._on_error(error)
 
         node.register_prehook(stamp)
 
-    def _after_root(self, output: Any) -> None:
+    def _after_root(self, args: Any, output: Any) -> None:
+        if self._single is not None and self._want_graph and self.graph is None:
+            call = LayerCall(self._single, self._root.module)
+            call.take_output(args, {}, output)
+            self._calls.append(call)
         if not self._want_graph or self.graph is not None or not self._calls:
             return
         walk = Walk(self._calls, output)
         for attention in walk.attention:
             self._watch(attention.node, attention.fqn, begins=True)
         self._feeds = walk.feeds
-        self.graph = graph.build(self._calls, walk)
+        self.graph = graph.build(self._calls, walk, self._model.parameters())
         self._calls.clear()  # they hold autograd nodes
 
     # --- reading ------------------------------------------------------------------------------
 
     def read(self) -> LayerTimes | None:
         """Times of the sampled step; ``None`` where no forward was seen."""
-        if not self._marks.forward or not self._forward:
+        if not self._marks.forward or not (self._forward or self._single):
             return None
         between = self._timer.between_s
         forward_s = sum(between(a, b) for a, b in self._marks.forward)
@@ -187,11 +215,15 @@ class LayerWindow:
         exposed_s = sum(between(a, b) for a, b in self._marks.exposed)
         forward, calls = self._read_forward()
         backward = self._read_backward()
+        if self._single is not None:
+            forward, calls = {self._single: forward_s}, {self._single: len(self._marks.forward)}
+            backward = {self._single: backward_s} if self._marks.backward else {}
         layers = tuple(
             LayerTiming(
                 fqn=fqn,
                 forward_s=seconds,
-                backward_s=backward.get(fqn),
+                # 0 where no gradient runs through it: frozen, or unused by the loss
+                backward_s=backward.get(fqn, 0.0) if self._marks.backward else None,
                 num_calls=calls[fqn],
                 source="events" if self._timer.source == "events" else "clock",
             )
@@ -235,16 +267,18 @@ class LayerWindow:
         times: dict[str, float] = {}
         stamps = self._backward
         ends = [last for _, last in self._marks.backward]
-        for index, (fqn, begins, stamp) in enumerate(stamps):
-            if not begins or not ends:
+        for index, stamp in enumerate(stamps):
+            if not stamp.begins or stamp.number >= len(ends):
                 continue
-            closing = ends[-1]
-            for other, other_begins, other_stamp in stamps[index + 1 :]:
-                if other_begins or other == fqn:
-                    closing = other_stamp
+            closing = ends[stamp.number]
+            for other in stamps[index + 1 :]:
+                if other.number != stamp.number:
                     break
-            seconds = self._timer.between_s(stamp, closing)
-            times[fqn] = times.get(fqn, 0.0) + max(0.0, seconds)
+                if other.begins or other.fqn == stamp.fqn:
+                    closing = other.at
+                    break
+            seconds = self._timer.between_s(stamp.at, closing)
+            times[stamp.fqn] = times.get(stamp.fqn, 0.0) + max(0.0, seconds)
         return times
 
 

@@ -38,8 +38,8 @@ def is_compiled(module: nn.Module) -> bool:
 def leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules that are timed as one layer each, with their canonical names, each object once.
 
-    A leaf has no children, or computes by itself without calling them (attention), or is a
-    compiled region. Scripted modules refuse hooks and are passed over.
+    A leaf has no children, or computes by itself without calling them (attention, parametrised
+    weights), or is a compiled region. Scripted modules refuse hooks and are passed over.
     """
     seen: set[int] = set()
     stack: list[tuple[str, nn.Module]] = [("", model)]
@@ -48,7 +48,11 @@ def leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
             continue
         seen.add(id(module))
-        children = [(n, c) for n, c in module._modules.items() if c is not None]
+        children = [
+            (n, c)
+            for n, c in module._modules.items()
+            if c is not None and n != "parametrizations"
+        ]
         if not children or isinstance(module, _MULTI_CHILD_LEAVES) or is_compiled(module):
             yield canonical(name) or type(module).__name__, module
             continue

@@ -11,14 +11,26 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from scaledl.capture.root import in_backward_pass
+
+# Steps of optimizers that hold nothing of the model, after which they are taken for its own where
+# no backward of the model is ever seen.
+_PATIENCE = 8
+
 
 class OptimizerSensor:
     """Reports ``on_step(start_s, end_s)`` for optimizers of the tracked model.
 
     An optimizer counts if it holds a parameter of the model. One that holds none (fp32 master
-    copies) counts until one that does is seen. ZeRO and subclasses that call ``super().step()``
+    copies, but also that of another model) counts until one that does is seen, and only after a
+    backward of the model: ``model_ran`` tells. ZeRO and subclasses that call ``super().step()``
     report nested calls; the clock tells them by their times. These hooks must not look whether
     dynamo compiles: a compiled ``opt.step`` runs them eagerly and would be missed.
+
+    Attributes:
+        model_ran: Whether a backward of the model was seen since the last step; ``None`` where
+            none was ever seen.
+        first: Told of the first optimizer that holds a parameter of the model.
     """
 
     def __init__(
@@ -36,7 +48,14 @@ class OptimizerSensor:
         self._seen_ours = False
         self._starts_s: list[float] = []
         self._handles: list[Any] = []
+        self._strangers = 0
+        self.model_ran: Callable[[], bool | None] = lambda: True
         self.first: Callable[[Optimizer], None] | None = None
+
+    @property
+    def knows_own(self) -> bool:
+        """Whether an optimizer that holds a parameter of the model was seen."""
+        return self._seen_ours
 
     def start(self) -> None:
         """Attach the two global hooks."""
@@ -60,7 +79,9 @@ class OptimizerSensor:
         try:
             start_s = self._starts_s.pop()
             if self._counts(optimizer):
-                self._on_step(start_s, self._clock())
+                end_s = self._clock()
+                # An optimizer in the backward: its time is in the backward's already.
+                self._on_step(end_s if in_backward_pass() else start_s, end_s)
         except Exception as error:
             self._on_error(error)
 
@@ -72,7 +93,13 @@ class OptimizerSensor:
             if ours and self.first is not None:
                 first, self.first = self.first, None
                 first(optimizer)
-        return ours or not self._seen_ours
+        if ours or self._seen_ours:
+            return ours
+        ran = self.model_ran()
+        if ran is None:
+            self._strangers += 1
+            return self._strangers > _PATIENCE
+        return ran
 
     def _holds_parameter(self, optimizer: Optimizer) -> bool:
         model = self._model()

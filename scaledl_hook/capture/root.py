@@ -70,12 +70,18 @@ class RootSensor:
         self._backward_start_s = 0.0
         self._compute_end_s = 0.0
         self._queue = _queue_callback()
+        self.watches = True  # whether to time the backward of the running step
         # set by a window for one step
         self.timer: Timer | None = None
         self.marks: DeviceMarks | None = None
-        self.after_forward: Callable[[Any], None] | None = None
+        self.after_forward: Callable[[Any, Any], None] | None = None
         self._first_mark: Any = None
         self._compute_mark: Any = None
+
+    @property
+    def module(self) -> nn.Module:
+        """The module the hooks sit on."""
+        return self._module
 
     def start(self) -> None:
         """Attach the two forward hooks. ``prepend``: our time holds the user's hooks too."""
@@ -98,7 +104,7 @@ class RootSensor:
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or not self._active:
             return
-        if _in_backward_pass():
+        if in_backward_pass():
             return  # recomputation of a checkpointed region
         try:
             self._in_backward = False  # a backward that raised left it set
@@ -115,7 +121,7 @@ class RootSensor:
         start_s, self._start_s = self._start_s, None
         try:
             with_grad = torch.is_grad_enabled()
-            if with_grad and module.training:
+            if with_grad and (self.watches or self.marks is not None or not module.training):
                 self._watch_backward(output)
             if self.marks is not None and self.timer is not None:
                 self.marks.forward.append((self._first_mark, self.timer.mark()))
@@ -123,14 +129,15 @@ class RootSensor:
                 start_s, self._clock(), training=module.training, with_grad=with_grad
             )
             if self.after_forward is not None:
-                self.after_forward(output)
+                self.after_forward(args, output)
         except Exception as error:
             self._on_error(error)
 
     def _watch_backward(self, output: Any) -> None:
         if self._queue is None:
             return
-        for tensor in tensors_in(output, limit=_MAX_OUTPUTS):
+        found = [output] if isinstance(output, torch.Tensor) else tensors_in(output, _MAX_OUTPUTS)
+        for tensor in found:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._backward_begins)
 
@@ -181,6 +188,7 @@ def _queue_callback() -> Callable[[Callable[[], None]], None] | None:
     return getattr(engine, "queue_callback", None)
 
 
-def _in_backward_pass() -> bool:
+def in_backward_pass() -> bool:
+    """Whether this thread is inside the autograd engine."""
     current = getattr(torch._C, "_current_graph_task_id", None)
     return current is not None and current() != -1

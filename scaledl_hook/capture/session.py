@@ -1,5 +1,6 @@
 """All sensors of one tracked model, started and stopped together."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,6 +23,11 @@ from scaledl.capture.sampler import Sampler, open_device
 from scaledl.capture.timers import EventTimer, HostTimer, Timer
 from scaledl.capture.windows import Windows
 from scaledl.records import DeviceSample, LayerGraph, ProfileWindow, StepRecord
+
+# What timing one backward costs (a hook on an autograd node and two callbacks of the engine), and
+# the share of the step that it may take.
+WATCH_COST_S = 16e-6
+WATCH_SHARE = 0.003
 
 
 class CaptureSink(Sink, Protocol):
@@ -79,6 +85,7 @@ class Capture:
         self._optimizers = OptimizerSensor(
             model, self.border.on_optimizer, clock, lambda e: self._off("optimizer", e)
         )
+        self._optimizers.model_ran = lambda: self.clock.model_ran
         use_profiler = profile and self.environment.world_size > 1
         self._guarded = use_profiler
         self.windows = Windows(
@@ -137,6 +144,8 @@ class Capture:
 
     def step_ended(self, step: StepRecord) -> None:
         """The clock closed a step: windows end and begin here."""
+        every = self._backward_every(step)
+        self._root.watches = every == 1 or step.step % every == 0
         try:
             self.windows.boundary(step)
         except Exception as error:
@@ -144,6 +153,16 @@ class Capture:
             self.windows.stop()
             self._mark_sampled(False)
             self._sink.on_error("layer and communication windows", error)
+
+    def _backward_every(self, step: StepRecord) -> int:
+        """In how many steps one backward is timed: each, unless steps are very short.
+
+        Until the model's own optimizer is seen, backwards tell what a step is, so none is left out.
+        """
+        typical_s = self.windows.typical_s
+        if not typical_s or not self._optimizers.knows_own:
+            return 1
+        return min(50, max(1, math.ceil(WATCH_COST_S / (WATCH_SHARE * typical_s))))
 
     def ddp(self) -> DdpView | None:
         """What DDP tells, where the model or what stands around it is DDP."""

@@ -97,6 +97,11 @@ class Windows:
         self.layers_off = False
 
     @property
+    def typical_s(self) -> float | None:
+        """A moving average of ordinary steps."""
+        return self._typical_s
+
+    @property
     def spent_s(self) -> float:
         """Time that sampling took so far: own work plus the slow-down of sampled steps."""
         return self._layers.spent_s + self._comm.spent_s
