@@ -7,6 +7,7 @@ brought up to date and the live line may be drawn; at an epoch's end the report 
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,30 +132,22 @@ class Engine:
         now_s = time.perf_counter()
         self._flush(now_s, draw=False)
         if self._rank == 0:
-            self._reporter.finish(self._plan(), self.overhead_fraction)
+            self._part("report", lambda: self._reporter.finish(self._plan(), self._cost()))
         if self.journal.run_id is None:
             self._open(f"{self._own_id}-rank{self._rank}")
-        self.journal.close_block(self._wall(now_s))
+        self._part("journal", lambda: self.journal.close_block(self._wall(now_s)))
         progress = self.progress()
         early = progress.total_steps is not None and progress.step < progress.total_steps
         end = RunEnd(
             at_s=self._wall(now_s),
             step=progress.step,
             outcome="exception" if failed else "stopped-early" if early else "finished",
-            overhead_fraction=self.overhead_fraction,
+            overhead_fraction=self._cost(),
         )
         self.journal.write(end)
         if self._rank == 0:
-            duration_s = now_s - self._started_s
-            price = self._cluster.usd_per_gpu_hour
-            gpu_hours = duration_s / 3600 * self._cluster.num_gpus
-            self._narrator.end(
-                end,
-                run=self.journal.run_id or "",
-                duration_s=duration_s,
-                num_steps=progress.step - progress.first_step,
-                energy_j=self.capture.sampler.energy_j,
-                cost_usd=None if price is None else price * gpu_hours,
+            self._reporter.say_end(
+                end, now_s - self._started_s, progress.step - progress.first_step
             )
 
     def _open(self, run_id: str) -> None:
@@ -183,7 +176,7 @@ class Engine:
         """A step ended: hot path, microseconds."""
         now_s = self.capture.clock.boundary_s
         self._fresh.append(step)
-        self._outlook.add_step(step)
+        self._part("forecast", lambda: self._outlook.add_step(step))
         self._train_s += step.wall_s
         if not step.tags:
             waited_s = step.comm_exposed_s
@@ -199,8 +192,8 @@ class Engine:
         self._flush(time.perf_counter(), draw=False)
         phase = msgspec.structs.replace(phase, at_s=self._wall(phase.at_s))
         self._phases_s[phase.kind] = self._phases_s.get(phase.kind, 0.0) + phase.duration_s
-        self.estimator.on_phase(phase)
-        self.journal.write(phase)
+        self._part("ETA", lambda: self.estimator.on_phase(phase))
+        self._part("journal", lambda: self.journal.write(phase))
 
     def on_epoch(self, epoch: EpochRecord) -> None:
         """An epoch ended: learn, forecast, report."""
@@ -214,29 +207,37 @@ class Engine:
             at_s=self._wall(epoch.at_s),
             step_p50_s=float(np.median(walls_s)) if walls_s else None,
             own_p50_s=float(np.median(own_s)) if own_s else None,
+            energy_j=self.capture.sampler.energy_j,
         )
+        self._part("journal", lambda: self._note_epoch(epoch))
+        self._part("ETA", lambda: self.estimator.on_epoch(epoch))
+        phases_s, self._phases_s = self._phases_s, {}
+        self._part("report", lambda: self._report(epoch, phases_s))
+        self._own_s += time.perf_counter() - begin_s
+
+    def _note_epoch(self, epoch: EpochRecord) -> None:
         self.journal.close_block(epoch.at_s)
         self.journal.write(epoch)
-        self.estimator.on_epoch(epoch)
-        phases_s, self._phases_s = self._phases_s, {}
-        try:
-            if self._rank == 0:
-                self._reporter.epoch_ended(
-                    epoch, self._plan(), phases_s, self.overhead_fraction, is_last=self._closing
-                )
-            else:
-                self._outlook.end_epoch()
-        finally:
-            self._own_s += time.perf_counter() - begin_s
+
+    def _report(self, epoch: EpochRecord, phases_s: dict[str, float]) -> None:
+        if self._rank == 0:
+            self._reporter.epoch_ended(
+                epoch, self._plan(), phases_s, self._cost(), is_last=self._closing
+            )
+        else:
+            self._outlook.end_epoch()
 
     def on_window(self, window: ProfileWindow) -> None:
         """A sampled step was read."""
         self._outlook.add_window(window)
         self.journal.write(window)
-        if self._config.learner == "inline":
-            measured = self._outlook.measurement(self._plan())
-            if measured is not None:
-                self._outlook.learn(measured, self.journal.run_id or "")
+        if self._config.learner == "inline" and self._rank == 0:
+            self._part("forecast", self._learn_now)
+
+    def _learn_now(self) -> None:
+        measured = self._outlook.measurement(self._plan())
+        if measured is not None:
+            self._outlook.learn(measured, self.journal.run_id or "")
 
     def on_graph(self, graph: LayerGraph) -> None:
         """The layer graph, once."""
@@ -249,7 +250,7 @@ class Engine:
 
     def on_guess(self, key: str, text: str) -> None:
         """A guess or a loss to tell the user, once."""
-        if key in ("store", "device"):
+        if key == "store" or key.startswith("device"):
             self._off[key] = text
         if self._rank == 0 or key == "store":
             note = self._narrator.tell(key, text)
@@ -281,36 +282,54 @@ class Engine:
         """Where the run stands."""
         return self.capture.clock.progress(self._config.epochs, self._config.total_steps)
 
-    @property
-    def overhead_fraction(self) -> float | None:
+    def _cost(self) -> float | None:
         """Our own share of the training time: sampling, ETA, reports."""
         if self._train_s <= 0:
             return None
         return (self._own_s + self.capture.windows.spent_s) / self._train_s
+
+    def _part(self, name: str, action: Callable[[], None]) -> None:
+        """Run one part on its own: if it fails it is off, and the others go on."""
+        if name in self._off:
+            return
+        try:
+            action()
+        except Exception as error:
+            self.on_error(name, error)
 
     def _flush(self, now_s: float, *, draw: bool = True) -> None:
         """Bring the journal and the ETA up to date; draw the live line if it is due."""
         fresh, self._fresh = self._fresh, []
         self._last_flush_s = now_s
         at_s = self._wall(now_s)
+        self._part("step records", lambda: self._note_steps(fresh, at_s))
+        self._part("common run id", self._meet)
+        self._part("ETA", lambda: self._estimate(fresh, at_s))
+        if draw and self._rank == 0:
+            self._part("live line", self._draw)
+        self._own_s += time.perf_counter() - now_s
+
+    def _note_steps(self, fresh: list[StepRecord], at_s: float) -> None:
         for step in fresh:
             self.journal.add_step(step, at_s)
+
+    def _estimate(self, fresh: list[StepRecord], at_s: float) -> None:
         feed(self.estimator, fresh)
-        self._meet()
         progress = self.progress()
         if progress.step > progress.first_step:
             self.eta = self.estimator.estimate(progress, at_s)
             self._record_eta(self.eta, progress)
-            if draw and self._rank == 0:
-                price = self._cluster.usd_per_gpu_hour
-                self._narrator.progress(
-                    self.eta,
-                    progress,
-                    self.eta.step_s.mean if self.eta.step_s is not None else None,
-                    None if price is None else price * self._cluster.num_gpus,
-                )
-                self._tell_once(progress)
-        self._own_s += time.perf_counter() - now_s
+
+    def _draw(self) -> None:
+        eta, progress, price = self.eta, self.progress(), self._cluster.usd_per_gpu_hour
+        if eta is not None:
+            self._narrator.progress(
+                eta,
+                progress,
+                eta.step_s.mean if eta.step_s is not None else None,
+                None if price is None else price * self._cluster.num_gpus,
+            )
+            self._tell_once(progress)
 
     def _record_eta(self, eta: Eta, progress: Progress) -> None:
         """Keep an estimate for each percent of the run, or every half minute."""
@@ -387,7 +406,8 @@ class Engine:
             "step": self.capture.clock.step,
             "off": dict(self._off),
             "guesses": {note.key: note.text for note in self._narrator.notes},
-            "overhead_fraction": self.overhead_fraction,
+            "overhead_fraction": self._cost(),
+            "energy_source": self.capture.sampler.energy_source,
             "device": self.capture.environment.device_name,
         }
 

@@ -99,7 +99,15 @@ class Narrator:
         self._report = report or self._report
 
     def end(
-        self, end: RunEnd, *, run: str, duration_s: float, num_steps: int, **known: float | None
+        self,
+        end: RunEnd,
+        *,
+        run: str,
+        duration_s: float,
+        num_steps: int,
+        energy_j: float | None,
+        energy_of: tuple[int, int],
+        cost_usd: float | None,
     ) -> None:
         """The last words."""
         speaker = self._speaker
@@ -114,8 +122,9 @@ class Narrator:
                 duration_s=duration_s,
                 num_steps=num_steps,
                 first_eta=self.first_eta,
-                energy_j=known.get("energy_j"),
-                cost_usd=known.get("cost_usd"),
+                energy_j=energy_j,
+                energy_of=energy_of,
+                cost_usd=cost_usd,
                 width=min(speaker.width, 100),
                 unicode=speaker.unicode,
                 color=speaker.color,

@@ -64,7 +64,7 @@ def build_query(
     )
 
 
-def checked_counts(gpus: Sequence[int] | str | None, running: int) -> tuple[int, ...]:
+def checked_counts(gpus: Sequence[int] | int | str | None, running: int) -> tuple[int, ...]:
     """Sorted counts, the running one always among them.
 
     >>> checked_counts("1,8-16", 2), checked_counts(None, 1)
@@ -74,6 +74,8 @@ def checked_counts(gpus: Sequence[int] | str | None, running: int) -> tuple[int,
         asked = parse_counts(gpus)
     elif gpus is None:
         asked = tuple(2**i for i in range(max(8, 4 * running).bit_length()))
+    elif isinstance(gpus, int):
+        asked = (gpus,)
     else:
         asked = tuple(gpus)
     for count in asked:

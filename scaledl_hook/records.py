@@ -285,6 +285,7 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     complete: bool = True
     step_p50_s: float | None = None
     own_p50_s: float | None = None  # step time less waiting in collectives: who is slow
+    energy_j: float | None = None  # of this rank's device, since the run's start
     num_samples: int | None = None
 
 

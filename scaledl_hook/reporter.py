@@ -10,7 +10,7 @@ from scaledl.config import TrackConfig
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator, summarise_epoch
 from scaledl.outlook import Outlook
-from scaledl.records import EpochRecord, Measurement, ParallelPlan, ScalingReport
+from scaledl.records import EpochRecord, Measurement, ParallelPlan, RunEnd, ScalingReport
 from scaledl.store import read_tail
 
 # A report costs milliseconds; with very short epochs only so many of them are made.
@@ -47,6 +47,7 @@ class Reporter:
         self._narrator = narrator
         self._cost_s = 0.0
         self._last_s = time.perf_counter()
+        self._ranks: tuple[EpochRecord, ...] = ()
         self._left_out: tuple[EpochRecord, dict[str, float]] | None = None
 
     def epoch_ended(
@@ -80,7 +81,7 @@ class Reporter:
     ) -> None:
         begin_s = time.perf_counter()
         self._left_out = None
-        ranks = self._ranks_of(epoch)
+        self._ranks = ranks = self._ranks_of(epoch)
         measured = self._outlook.measurement(plan, ranks)
         if measured is None:
             return
@@ -115,7 +116,7 @@ class Reporter:
             comm_bytes=sum(plan.bucket_bytes) or None,
             overhead_fraction=overhead_fraction,
             power_w=sampler.power_w,
-            energy_j=sampler.energy_j,
+            energy_j=_energy_j(ranks),
             cpu_run=self._capture.environment.is_cpu,
             **self._rates(measured, report),
         )
@@ -123,6 +124,23 @@ class Reporter:
         self._outlook.end_epoch()
         self._last_s = time.perf_counter()
         self._cost_s = self._last_s - begin_s
+
+    def say_end(self, end: RunEnd, duration_s: float, num_steps: int) -> None:
+        """The last words: energy and price of the whole run where they are known."""
+        cluster = self._outlook.cluster
+        gpu_hours = duration_s / 3600 * cluster.num_gpus
+        price = cluster.usd_per_gpu_hour
+        last = self._ranks[0] if self._ranks else None
+        ranks = self._ranks_of(last) if last is not None else ()
+        self._narrator.end(
+            end,
+            run=self._journal.run_id or "",
+            duration_s=duration_s,
+            num_steps=num_steps,
+            energy_j=_energy_j(ranks) if ranks else self._capture.sampler.energy_j,
+            energy_of=(sum(r.energy_j is not None for r in ranks) or 1, cluster.num_gpus),
+            cost_usd=None if price is None else price * gpu_hours,
+        )
 
     def _rates(self, measured: Measurement, report: ScalingReport) -> dict[str, float | None]:
         def per_second(amount: int | None) -> float | None:
@@ -151,3 +169,9 @@ class Reporter:
                 if isinstance(line, EpochRecord) and epoch.epoch - line.epoch in (0, 1):
                     found[rank] = line
         return tuple(found[rank] for rank in sorted(found))
+
+
+def _energy_j(ranks: tuple[EpochRecord, ...]) -> float | None:
+    """Sum over the ranks that measured it: each reads its own device."""
+    known = [r.energy_j for r in ranks if r.energy_j is not None]
+    return sum(known) if known else None

@@ -1,4 +1,4 @@
-"""Training loops in virtual time: real loaders, modules and optimizers, a clock that only we move."""
+"""Training loops in virtual time: real loaders, modules, optimizers; a clock only we move."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Self

@@ -354,7 +354,6 @@ FAULTS = (
     "scaledl.capture.root:RootSensor.start",
     "scaledl.capture.root:RootSensor.stop",
     "scaledl.capture.root:RootSensor._watch_backward",
-    "scaledl.capture.root:tensors_in",
     "scaledl.capture.optimizers:OptimizerSensor.start",
     "scaledl.capture.optimizers:OptimizerSensor.stop",
     "scaledl.capture.optimizers:OptimizerSensor._counts",
@@ -398,9 +397,14 @@ FAULTS = (
     "scaledl.engine:Engine.on_sample",
     "scaledl.engine:Engine._flush",
     "scaledl.engine:Engine._finish",
-    "scaledl.engine:Engine._report_epoch",
-    "scaledl.engine:Engine._ranks_of",
+    "scaledl.reporter:Reporter.epoch_ended",
+    "scaledl.reporter:Reporter._ranks_of",
     "scaledl.engine:Engine._meet",
+    "scaledl.engine:Engine._record_eta",
+    "scaledl.engine:feed",
+    "scaledl.engine:cluster_of",
+    "scaledl.reporter:Reporter._report",
+    "scaledl.reporter:Reporter.finish",
     "scaledl.engine:new_run_id",
     "scaledl.engine:home_dir",
     "scaledl.engine:EtaEstimator",
@@ -461,7 +465,7 @@ UNDOING = [f for f in FAULTS if f.endswith((".stop", ".detach", ".close"))]
 WITHOUT_NOTICE = (
     "scaledl.speaker:_live_bar",
     "scaledl.capture.session:Capture.ddp",
-    "scaledl.engine:Engine._ranks_of",
+    "scaledl.reporter:Reporter._ranks_of",
 )
 
 
@@ -491,7 +495,7 @@ def undo_after_all(fault: str, calls: list[tuple[Any, ...]]) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what comes once a second or once a minute come at each step."""
     monkeypatch.setattr("scaledl.engine.FLUSH_S", 0.0)
-    monkeypatch.setattr("scaledl.engine.REPORT_SHARE", 1e9)
+    monkeypatch.setattr("scaledl.reporter.REPORT_SHARE", 1e9)
     monkeypatch.setattr("scaledl.report.pace.LOG_FIRST_S", 0.0)
     monkeypatch.setattr("scaledl.report.pace.LOG_GAP_S", 0.0)
     monkeypatch.setattr("scaledl.report.pace.LOG_LATER_GAP_S", 0.0)
@@ -538,6 +542,7 @@ def test_an_error_of_ours_neither_ends_nor_changes_the_training_and_is_told_once
     assert differences(before, surroundings(model, loader)) == {}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("fault", STRICT)
 def test_strict_mode_raises_the_error_again(

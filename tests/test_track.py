@@ -893,6 +893,13 @@ def test_X08_nobody_listens(tmp_path: Path) -> None:
         assert psutil.Process().children(recursive=True) == []
 
 
+def test_X02_nothing_is_ever_unpickled() -> None:
+    for path in Path(scaledl.__file__).parent.rglob("*.py"):
+        source = path.read_text()
+        assert not re.search(r"import (?:pickle|marshal|shelve|joblib)\b", source), path.name
+        assert not re.search(r"torch\.load\(|(?<![\w.])eval\(|(?<![\w.])exec\(", source), path.name
+
+
 class Evil(nn.Module):
     def __init__(self) -> None:
         super().__init__()

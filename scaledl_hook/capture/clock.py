@@ -121,9 +121,8 @@ class StepClock:
             self._close_eval(start_s)
 
     def on_batch(self, this: Pass, start_s: float, end_s: float, batch: Any) -> None:
-        if this.num_batches == 0:
-            if this.batch_size is None:
-                this.batch_size = batch_size_of(batch)
+        if this.num_batches == 0 and this.batch_size is None:
+            this.batch_size = batch_size_of(batch)
         if this not in self._passes:
             self._passes.append(this)
         this.num_batches += 1

@@ -3,7 +3,7 @@
 The comm-hook slot stays the user's: only one may be registered, and it changes numerics.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -31,6 +31,7 @@ _DEVICE_OPS = {
 }
 _BACKWARD = "autograd::engine::evaluate_function"
 _HOST_WORK = ("aten::", "fsdp::")
+_CLOCK_SKEW_S = 1e-4  # of the device's clock against the host's
 
 
 class RawEvent(NamedTuple):
@@ -107,14 +108,13 @@ class StepComm(NamedTuple):
 def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
     """Collectives, their launch times and their overlap with computation; ``None`` if none ran.
 
-    Events with an end before their start (a known fault of some sessions) are dropped. A launch on
-    the host is paired with the collective by order within its operation.
+    Events with an end before their start (a known fault of some sessions) are dropped.
     """
-    sane = [e for e in events if e.end_s >= e.start_s > 0]
+    sane = [e for e in events if e.end_s >= e.start_s > 0 and not _is_annotation(e)]
     if not sane:
         return None
     origin_s = min(e.start_s for e in sane)
-    launches: dict[str, list[float]] = {}
+    launches: list[tuple[float, str]] = []
     comm: list[tuple[str, RawEvent]] = []
     backward: list[RawEvent] = []
     kernels: list[RawEvent] = []
@@ -128,24 +128,12 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
         elif event.name.startswith(_HOST_WORK):
             host_work.append(event)
         elif event.name in _LAUNCH:
-            launches.setdefault(_LAUNCH[event.name], []).append(event.start_s)
+            launches.append((event.start_s, _LAUNCH[event.name]))
         elif event.name.startswith(_BACKWARD):
             backward.append(event)
     if not comm:
         return None
     comm.sort(key=lambda pair: pair[1].start_s)
-    for times in launches.values():
-        times.sort()
-    collectives = []
-    counts: dict[str, int] = {}
-    for op, event in comm:
-        index = counts.get(op, 0)
-        counts[op] = index + 1
-        times = launches.get(op, [])
-        launched = times[index] - origin_s if index < len(times) else None
-        collectives.append(
-            Collective(op, event.start_s - origin_s, event.end_s - origin_s, launched)
-        )
     # On a host run the operators themselves: the nodes around them also hold waiting.
     compute = kernels or host_work
     comm_spans = [(e.start_s, e.end_s) for _, e in comm]
@@ -154,11 +142,44 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
         spans = union((e.start_s, e.end_s) for e in backward)
         frame = (spans[0][0] - origin_s, spans[-1][1] - origin_s)
     return StepComm(
-        tuple(collectives),
+        tuple(_paired(comm, sorted(launches), origin_s)),
         frame,
         total(comm_spans),
         overlap(comm_spans, [(e.start_s, e.end_s) for e in compute]),
     )
+
+
+def _paired(
+    comm: list[tuple[str, RawEvent]], launches: list[tuple[float, str]], origin_s: float
+) -> Iterator[Collective]:
+    """The collectives with their launches on the host, by order within each operation.
+
+    Where their counts differ some event was lost, and the order tells nothing.
+    """
+    # gloo does a reduce-scatter by an all-reduce; only the launch has the right name.
+    reduces = [launch for launch in launches if launch[1] in ("all_reduce", "reduce_scatter")]
+    if len(reduces) == sum(op == "all_reduce" for op, _ in comm):
+        names = iter(reduces)
+        comm = [(next(names)[1] if op == "all_reduce" else op, event) for op, event in comm]
+    for op in {op for op, _ in comm}:
+        if sum(name == op for _, name in launches) != sum(name == op for name, _ in comm):
+            launches = [launch for launch in launches if launch[1] != op]
+    times = {op: iter([at_s for at_s, name in launches if name == op]) for op, _ in comm}
+    for op, event in comm:
+        at_s = next(times[op], None)
+        if at_s is not None and at_s > event.start_s + _CLOCK_SKEW_S:
+            at_s = None
+        yield Collective(
+            op,
+            event.start_s - origin_s,
+            event.end_s - origin_s,
+            None if at_s is None else at_s - origin_s,
+        )
+
+
+def _is_annotation(event: RawEvent) -> bool:
+    """The range that torch draws on the device around a NCCL kernel, which is there itself."""
+    return event.on_device and event.name.startswith("nccl:")
 
 
 def _op_of(event: RawEvent) -> str | None:

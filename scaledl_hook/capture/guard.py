@@ -126,6 +126,9 @@ def _a_profiler_waits() -> bool:
     for candidate in gc.get_objects():
         if type(candidate) is profile:
             action = getattr(candidate, "current_action", ProfilerAction.NONE)
-            if action != ProfilerAction.NONE and getattr(candidate, "profiler", None) is not None:
+            inner = getattr(candidate, "profiler", None)
+            # One that has ended keeps its last action, but has its results.
+            ended = getattr(inner, "kineto_results", None) is not None
+            if action != ProfilerAction.NONE and inner is not None and not ended:
                 return True
     return False

@@ -15,8 +15,8 @@ from torch import nn
 from scaledl.capture import graph
 from scaledl.capture.graph import OUTSIDE, LayerCall, Walk
 from scaledl.capture.inert import Hook
-from scaledl.capture.names import leaves, unwrap
-from scaledl.capture.root import DeviceMarks, RootSensor
+from scaledl.capture.names import leaves
+from scaledl.capture.root import DeviceMarks, RootSensor, in_backward_pass
 from scaledl.capture.tensors import tensors_in
 from scaledl.capture.timers import Timer
 from scaledl.records import LayerGraph, LayerTiming
@@ -79,8 +79,9 @@ class LayerWindow:
         self._timer = timer
         self._on_error = on_error
         self._want_graph = want_graph
-        self._model = unwrap(model)
-        every = [(n, m) for n, m in leaves(self._model) if _can_hook(m)]
+        self._model = model
+        # A compiled region is one leaf: wrappers are looked through, it is not.
+        every = [(n, m) for n, m in leaves(model) if _can_hook(m)]
         # A window may begin inside a hook of the root, whose tables must not change then. A model
         # that is one layer is timed by the root's own stamps.
         self._single = next((n for n, m in every if m is root.module), None)
@@ -168,7 +169,7 @@ class LayerWindow:
         if call is not None:
             call.take_output(args, kwargs, output)
             self._calls.append(call)
-        if torch._C._current_graph_task_id() == -1 and first is not None:
+        if not in_backward_pass() and first is not None:
             # Else: recomputation inside the backward, which is part of the backward's time.
             self._forward.append((fqn, first, last))
         seen = [fed_by]  # a layer that hands its input on (dropout of 0) has no backward of its own
@@ -229,16 +230,19 @@ class LayerWindow:
             )
             for fqn, seconds in forward.items()
         )
+        # The stamps of the last layer and of the root lie on one node, the layer's first.
+        forward_s = max(forward_s, sum(forward.values()))
         outside_backward = None
         if self._marks.backward:
             known = sum(s for fqn, s in backward.items() if fqn in forward)
-            outside_backward = max(0.0, backward_s - known)
+            backward_s = max(backward_s, known)
+            outside_backward = backward_s - known
         return LayerTimes(
             layers,
             forward_s,
             backward_s,
             exposed_s,
-            max(0.0, forward_s - sum(forward.values())),
+            forward_s - sum(forward.values()),
             outside_backward,
         )
 

@@ -49,12 +49,10 @@ def leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(module))
         children = [
-            (n, c)
-            for n, c in module._modules.items()
-            if c is not None and n != "parametrizations"
+            (n, c) for n, c in module._modules.items() if c is not None and n != "parametrizations"
         ]
         if not children or isinstance(module, _MULTI_CHILD_LEAVES) or is_compiled(module):
-            yield canonical(name) or type(module).__name__, module
+            yield canonical(name) or type(unwrap(module)).__name__, module
             continue
         if isinstance(module, DistributedDataParallel | DataParallel):
             stack.append((name, module.module))

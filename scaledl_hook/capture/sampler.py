@@ -53,6 +53,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._first_energy_j: float | None = None
         self._last_energy_j: float | None = None
+        self._last_power: tuple[float, float] | None = None  # (time, watts)
+        self._integrated_j: float | None = None
         self._power_sum_w = 0.0
         self._power_count = 0
         self._peak_memory_bytes: float | None = None
@@ -79,10 +81,17 @@ class Sampler:
 
     @property
     def energy_j(self) -> float | None:
-        """Energy by the device's own counter since the first reading; n/a without a counter."""
+        """Energy since the first reading: by the device's counter, else by integrated power."""
         if self._first_energy_j is None or self._last_energy_j is None:
-            return None
+            return self._integrated_j
         return max(0.0, self._last_energy_j - self._first_energy_j)
+
+    @property
+    def energy_source(self) -> str:
+        """Where :attr:`energy_j` comes from: ``counter``, ``power`` or ``n/a``."""
+        if self._first_energy_j is not None:
+            return "counter"
+        return "n/a" if self._integrated_j is None else "power"
 
     @property
     def peak_memory_bytes(self) -> float | None:
@@ -108,6 +117,12 @@ class Sampler:
                 self._first_energy_j = sample.energy_j
             self._last_energy_j = sample.energy_j
         if sample.power_w is not None:
+            if self._last_power is not None:
+                before_s, before_w = self._last_power
+                span_s = max(0.0, sample.at_s - before_s)
+                area_j = span_s * (before_w + sample.power_w) / 2
+                self._integrated_j = (self._integrated_j or 0.0) + area_j
+            self._last_power = (sample.at_s, sample.power_w)
             self._power_sum_w += sample.power_w
             self._power_count += 1
         if sample.memory_bytes is not None:

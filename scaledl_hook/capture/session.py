@@ -102,7 +102,7 @@ class Capture:
         )
         self.windows.layers_off = isinstance(model, DataParallel)
         self.sampler = Sampler(
-            open_device(device, lambda text: sink.on_guess("device", text)),
+            open_device(device, lambda text: sink.on_guess(f"device:{text.split()[0]}", text)),
             sink.on_sample,
             lambda e: sink.on_error("device sensor", e),
         )

@@ -156,11 +156,19 @@ def _comm_lines(summary: EpochSummary, style: Style) -> list[str]:
     if summary.power_w is not None:
         said.append(f"power {summary.power_w:.0f} W each")
     if summary.energy_j is not None:
-        said.append(f"energy {format_energy(summary.energy_j)}")
+        seen = sum(r.energy_j is not None for r in summary.ranks) or 1
+        said.append(_energy_text(summary.energy_j, seen, summary.cluster.num_gpus))
     rates = [(summary.samples_per_s, "samples/s"), (summary.tokens_per_s, "tokens/s")]
     said += [f"{format_count(rate)} {unit}" for rate, unit in rates if rate is not None]
     said.append(f"tracking cost {format_fraction(summary.overhead_fraction)} of the time")
     return wrap_text("; ".join(said), style, hang="  ")
+
+
+def _energy_text(energy_j: float, num_seen: int, num_gpus: int) -> str:
+    """Energy with the devices it is the sum over, so that nobody multiplies or halves it."""
+    of = f"all {num_gpus}" if num_seen == num_gpus else f"{num_seen} of {num_gpus}"
+    where = "" if num_gpus == 1 else f" ({of} GPUs)"
+    return f"energy {format_energy(energy_j)}{where}"
 
 
 def rank_lines(
@@ -249,6 +257,7 @@ def render_end(
     first_eta: Eta | None = None,
     audit: str = "",
     energy_j: float | None = None,
+    energy_of: tuple[int, int] = (1, 1),
     cost_usd: float | None = None,
     width: int = 96,
     unicode: bool = True,
@@ -264,6 +273,7 @@ def render_end(
         first_eta: The first estimate of the whole run that was shown.
         audit: One line on how a what-if forecast turned out.
         energy_j: Energy of the run, where known.
+        energy_of: How many devices it is the sum over, and how many there are.
         cost_usd: Price of the run, where known.
         width: Columns of the stream.
         unicode: Whether marks may be unicode.
@@ -272,7 +282,7 @@ def render_end(
     style = Style(width=width, unicode=unicode, color=color)
     how = {"finished": "done", "stopped-early": "stopped early", "exception": "ended by an error"}
     said = [f"scaledl  {how[end.outcome]}: {num_steps} steps in {format_seconds(duration_s)}"]
-    said += [f"energy {format_energy(energy_j)}"] if energy_j is not None else []
+    said += [_energy_text(energy_j, *energy_of)] if energy_j is not None else []
     said += [format_usd(cost_usd)] if cost_usd is not None else []
     if end.overhead_fraction is not None:
         said.append(f"tracking cost {format_fraction(end.overhead_fraction)}")

@@ -24,7 +24,7 @@ class _Loader:
 
 
 class Driver(Book):
-    """Plays the sensors' part: fetches, forwards, backwards, updates with durations of its choice."""
+    """Plays the sensors' part: fetches, forwards, backwards, updates of random durations."""
 
     def __init__(self, seed: int = 0, **options: Any) -> None:
         super().__init__()
@@ -101,9 +101,7 @@ class Shape:
             if self.prefetch:
                 driver.fetch(this)
             for index in range(1, self.batches + 1):
-                if not self.prefetch:
-                    driver.fetch(this)
-                elif index < self.batches:
+                if not self.prefetch or index < self.batches:
                     driver.fetch(this)
                 else:
                     driver.end(this)

@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -726,7 +727,7 @@ def test_checkpoint_pause_stays_in_the_time_of_one_step():
 
 
 def _prefetching(loader: Any) -> Any:
-    """One batch ahead, as Accelerate's loader: the end of the data is seen before the last batch."""
+    """One batch ahead, as Accelerate's loader: the data end before the last batch is used."""
     iterator = iter(loader)
     current = next(iterator)
     while True:
@@ -758,6 +759,50 @@ def test_prefetching_trainer_ends_the_epoch_after_its_last_steps(every: int):
     assert len(seen.phases) == 2
 
 
+@pytest.mark.slow
+def test_hugging_face_trainer_is_seen_step_by_step(tmp_path: Path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    class Labelled(Points):
+        def __getitem__(self, index: int) -> Any:
+            x = super().__getitem__(index)
+            return {"x": x, "labels": x}
+
+    class Net(SlowNet):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+            scores = super().forward(x)
+            return {"loss": (scores - labels).square().mean(), "logits": scores}
+
+    time = VirtualTime()
+    net = Net(time)
+    arguments = TrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=2,
+        gradient_accumulation_steps=3,
+        num_train_epochs=2,
+        eval_strategy="epoch",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = Trainer(
+        model=net, args=arguments, train_dataset=Labelled(20), eval_dataset=Labelled(6)
+    )
+    with Watched(net, time) as seen:
+        trainer.train()
+    assert trainer.state.global_step == seen.clock.step == 8
+    assert seen.steps_by_epoch == [4, 4]
+    assert seen.batches_by_epoch == [10, 10]
+    assert [s.num_micro_batches for s in seen.steps] == [3, 3, 3, 1] * 2
+    assert [(p.kind, p.after_step) for p in seen.phases] == [("eval", 4), ("eval", 8)]
+    assert sum(p.duration_s for p in seen.phases) == pytest.approx(6 * FORWARD_S)
+    assert sum(s.wall_s for s in seen.steps) == pytest.approx(20 * (FORWARD_S + BACKWARD_S))
+
+
 # --- loaders in odd places -----------------------------------------------------------------------
 
 
@@ -786,11 +831,16 @@ def test_exception_and_break_start_a_new_epoch_each():
 def test_exception_out_of_the_block_closes_the_running_epoch():
     time, net, seen = _watched()
     optimizer = sgd(net, time)
-    with pytest.raises(KeyError), seen:
-        for index, x in enumerate(batches(6, time)):
-            train_step(net, optimizer, x)
-            if index == 1:
-                raise KeyError("user")
+
+    def train() -> None:
+        with seen:
+            for index, x in enumerate(batches(6, time)):
+                train_step(net, optimizer, x)
+                if index == 1:
+                    raise KeyError("user")
+
+    with pytest.raises(KeyError):
+        train()
     assert seen.steps_by_epoch == [2]
     assert seen.epochs[0].complete is False
 
@@ -1005,7 +1055,7 @@ def test_dataloader_is_as_before_when_listeners_overlap_in_any_order():
 
 def test_patch_of_somebody_else_over_ours_survives_and_passes_calls_on():
     original = DataLoader.__dict__["__iter__"]
-    time, net, seen = _watched()
+    time, _, seen = _watched()
     try:
         with seen:
             ours = DataLoader.__iter__
@@ -1025,7 +1075,7 @@ def test_patch_of_somebody_else_over_ours_survives_and_passes_calls_on():
 
 
 def test_iterator_of_a_loader_keeps_its_own_attributes_and_length():
-    time, net, seen = _watched()
+    time, _, seen = _watched()
     with seen:
         iterator = iter(batches(3, time))
         assert len(iterator) == 3

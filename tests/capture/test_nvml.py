@@ -2,6 +2,7 @@
 
 import builtins
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,9 @@ def test_N01_a_driver_without_the_function_itself_is_met(
         assert set(values(device.read(float(at_s))).values()) == {None}
 
 
-def run_sampler(device: Device, readings: int) -> tuple[Sampler, list[DeviceSample]]:
+def run_sampler(
+    device: Device, readings: int, wall: Callable[[], float] = time.time
+) -> tuple[Sampler, list[DeviceSample]]:
     """A sampler that has taken so many samples."""
     samples: list[DeviceSample] = []
     errors: list[Exception] = []
@@ -106,21 +109,33 @@ def run_sampler(device: Device, readings: int) -> tuple[Sampler, list[DeviceSamp
         if len(samples) >= readings:
             sampler._stop.set()
 
-    sampler = Sampler(device, take, errors.append, period_s=0.0)
+    sampler = Sampler(device, take, errors.append, period_s=0.0, wall=wall)
     sampler._run()
     assert errors == []
     return sampler, samples
 
 
-def test_N02_without_an_energy_counter_energy_is_n_a_and_never_0(
+def test_N02_without_an_energy_counter_power_is_integrated_and_said_to_be(
     plug_in: Callable[..., Device],
 ) -> None:
     gpu = FakeGpu("GPU-a")
     gpu.unsupported.add("energy")
-    sampler, samples = run_sampler(plug_in(gpu), 4)
+    clock = iter([100.0, 102.0, 105.0, 106.0])
+    sampler, samples = run_sampler(plug_in(gpu), 4, wall=lambda: next(clock))
     assert [sample.energy_j for sample in samples] == [None] * 4
+    assert sampler.energy_j == pytest.approx(250.0 * 6.0)
+    assert sampler.energy_source == "power"
+
+
+def test_N02_without_counter_and_power_energy_is_n_a_and_never_0(
+    plug_in: Callable[..., Device],
+) -> None:
+    gpu = FakeGpu("GPU-a")
+    gpu.unsupported.update({"energy", "power"})
+    sampler, _ = run_sampler(plug_in(gpu), 4)
     assert sampler.energy_j is None
-    assert sampler.power_w == 250.0
+    assert sampler.power_w is None
+    assert sampler.energy_source == "n/a"
 
 
 def test_N03_one_failure_later_costs_one_reading_and_is_no_news(
