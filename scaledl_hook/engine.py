@@ -346,6 +346,12 @@ class Engine:
                 "total steps unknown: showing the epoch's ETA only. "
                 "Pass epochs= or total_steps= for the whole run.",
             )
+        if self._cluster.num_gpus > 1 and self.capture.clock.walks_all_samples:
+            self.on_guess(
+                "same-data",
+                "every rank walks the whole data set: more ranks then do more work, not the same "
+                "work faster. A DistributedSampler would split it.",
+            )
         given, seen = self._config.steps_per_epoch, progress.steps_per_epoch
         if given is not None and seen is not None and given != seen:
             self.on_guess(
@@ -384,7 +390,7 @@ class Engine:
         clock = self.capture.clock
         base = require(self._outlook.measurement(self._plan()) or self._outlook.latest)
         self._outlook.know(
-            num_samples=clock.num_samples,
+            num_samples=clock.epoch_samples(self._cluster.num_gpus),
             drop_last=clock.drop_last,
             power_w=self.capture.sampler.power_w,
         )

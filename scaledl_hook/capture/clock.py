@@ -279,10 +279,28 @@ class StepClock:
         this = self._last_feed
         return this.batch_size if this is not None else None
 
+    def epoch_samples(self, world_size: int) -> int | None:
+        """Samples of one epoch over all ranks; ``None`` where the loader does not tell.
+
+        The data set's size where the loader's length fits it being split over the ranks, else (a
+        sampler of its own, or every rank walks everything) what the passes really hold.
+        """
+        this = self._last_feed
+        if this is None or not this.length or not this.batch_size:
+            return None
+        if this.num_samples is not None:
+            share = this.num_samples / world_size / this.batch_size
+            if share - 1 < this.length < share + 1 + 1 / this.batch_size:
+                return this.num_samples
+        return this.length * this.batch_size * world_size
+
     @property
-    def num_samples(self) -> int | None:
-        """Samples of the data set behind the training loader, where it tells."""
-        return self._last_feed.num_samples if self._last_feed is not None else None
+    def walks_all_samples(self) -> bool:
+        """Whether one pass of this rank's loader covers the whole data set."""
+        this = self._last_feed
+        if this is None or not this.length or not this.batch_size or not this.num_samples:
+            return False
+        return this.length * this.batch_size >= this.num_samples
 
     @property
     def drop_last(self) -> bool:
