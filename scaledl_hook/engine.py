@@ -91,7 +91,7 @@ class Engine:
         self._fresh: list[StepRecord] = []
         self._epoch_walls_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._epoch_own_s: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._phases_s: dict[str, float] = {}
+        self._phases: deque[PhaseRecord] = deque(maxlen=STEPS_KEPT)
         self._last_flush_s = self._started_s
         self._eta_mark: int | None = None
         self._own_s = 0.0
@@ -191,7 +191,7 @@ class Engine:
         """A phase ended."""
         self._flush(time.perf_counter(), draw=False)
         phase = msgspec.structs.replace(phase, at_s=self._wall(phase.at_s))
-        self._phases_s[phase.kind] = self._phases_s.get(phase.kind, 0.0) + phase.duration_s
+        self._phases.append(phase)
         self._part("ETA", lambda: self.estimator.on_phase(phase))
         self._part("journal", lambda: self.journal.write(phase))
 
@@ -211,18 +211,19 @@ class Engine:
         )
         self._part("journal", lambda: self._note_epoch(epoch))
         self._part("ETA", lambda: self.estimator.on_epoch(epoch))
-        phases_s, self._phases_s = self._phases_s, {}
-        self._part("report", lambda: self._report(epoch, phases_s))
+        phases = tuple(self._phases)
+        self._phases.clear()
+        self._part("report", lambda: self._report(epoch, phases))
         self._own_s += time.perf_counter() - begin_s
 
     def _note_epoch(self, epoch: EpochRecord) -> None:
         self.journal.close_block(epoch.at_s)
         self.journal.write(epoch)
 
-    def _report(self, epoch: EpochRecord, phases_s: dict[str, float]) -> None:
+    def _report(self, epoch: EpochRecord, phases: tuple[PhaseRecord, ...]) -> None:
         if self._rank == 0:
             self._reporter.epoch_ended(
-                epoch, self._plan(), phases_s, self._cost(), is_last=self._closing
+                epoch, self._plan(), phases, self._cost(), is_last=self._closing
             )
         else:
             self._outlook.end_epoch()

@@ -1,12 +1,13 @@
 """What rank 0 says while the run goes on: the live line, changes of the ETA, reports, the end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from scaledl.records import (
     EpochSummary,
     Eta,
     Measurement,
     Note,
+    PhaseRecord,
     Progress,
     RunEnd,
     ScalingReport,
@@ -140,12 +141,15 @@ def summarise_epoch(
     epoch: int,
     num_epochs: int | None,
     duration_s: float,
-    phases_s: Mapping[str, float],
+    ended_s: float,
+    phases: Sequence[PhaseRecord],
     num_steps: int,
     **more: object,
 ) -> EpochSummary:
-    """The heading of an epoch's report. ``phases_s``: time by kind of phase."""
-    eval_s = phases_s.get("eval", 0.0)
+    """The heading of an epoch's report. ``phases``: all since the epoch before it closed."""
+    begins_s = ended_s - duration_s
+    inside = [p for p in phases if p.at_s >= begins_s]
+    eval_s = sum(p.duration_s for p in inside if p.kind == "eval")
     return EpochSummary(
         run=run,
         model=model,
@@ -153,7 +157,8 @@ def summarise_epoch(
         num_epochs=num_epochs,
         duration_s=duration_s,
         eval_s=eval_s,
-        pause_s=sum(phases_s.values()) - eval_s,
+        pause_s=sum(p.duration_s for p in inside) - eval_s,
+        before_s=sum(p.duration_s for p in phases if p.at_s < begins_s),
         num_steps=num_steps,
         cluster=measured.cluster,
         plan=measured.plan,

@@ -469,6 +469,7 @@ class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     eval_s: float
     pause_s: float
+    before_s: float = 0.0  # evaluation and pauses between the epoch before and this one
     num_steps: int
     cluster: ClusterSpec
     plan: ParallelPlan

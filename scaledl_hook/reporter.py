@@ -1,7 +1,7 @@
 """An epoch's end on rank 0: measure, predict, learn, forecast, record, print."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +10,14 @@ from scaledl.config import TrackConfig
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator, summarise_epoch
 from scaledl.outlook import Outlook
-from scaledl.records import EpochRecord, Measurement, ParallelPlan, RunEnd, ScalingReport
+from scaledl.records import (
+    EpochRecord,
+    Measurement,
+    ParallelPlan,
+    PhaseRecord,
+    RunEnd,
+    ScalingReport,
+)
 from scaledl.store import read_tail
 
 # A report costs milliseconds; with very short epochs only so many of them are made.
@@ -48,13 +55,13 @@ class Reporter:
         self._cost_s = 0.0
         self._last_s = time.perf_counter()
         self._ranks: tuple[EpochRecord, ...] = ()
-        self._left_out: tuple[EpochRecord, dict[str, float]] | None = None
+        self._left_out: tuple[EpochRecord, tuple[PhaseRecord, ...]] | None = None
 
     def epoch_ended(
         self,
         epoch: EpochRecord,
         plan: ParallelPlan,
-        phases_s: Mapping[str, float],
+        phases: Sequence[PhaseRecord],
         overhead_fraction: float | None,
         *,
         is_last: bool,
@@ -62,21 +69,21 @@ class Reporter:
         """Report ``epoch``, or keep it for later where reports would cost too much."""
         since_s = time.perf_counter() - self._last_s
         if self._cost_s and not is_last and since_s * REPORT_SHARE < self._cost_s:
-            self._left_out = (epoch, dict(phases_s))
+            self._left_out = (epoch, tuple(phases))
             return
-        self._report(epoch, plan, phases_s, overhead_fraction)
+        self._report(epoch, plan, phases, overhead_fraction)
 
     def finish(self, plan: ParallelPlan, overhead_fraction: float | None) -> None:
         """The run is over: report the last epoch, if it was left out."""
         if self._left_out is not None:
-            epoch, phases_s = self._left_out
-            self._report(epoch, plan, phases_s, overhead_fraction)
+            epoch, phases = self._left_out
+            self._report(epoch, plan, phases, overhead_fraction)
 
     def _report(
         self,
         epoch: EpochRecord,
         plan: ParallelPlan,
-        phases_s: Mapping[str, float],
+        phases: Sequence[PhaseRecord],
         overhead_fraction: float | None,
     ) -> None:
         begin_s = time.perf_counter()
@@ -111,7 +118,8 @@ class Reporter:
             epoch=epoch.epoch,
             num_epochs=epochs,
             duration_s=epoch.duration_s,
-            phases_s=phases_s,
+            ended_s=epoch.at_s,
+            phases=phases,
             num_steps=epoch.num_steps,
             ranks=ranks,
             comm_total_s=float(np.median(comm_s)) if comm_s else None,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from scaledl.capture.collectives import RawEvent, StepComm, read_collectives
@@ -69,14 +70,12 @@ class ProfileSession:
 def _raw(events: Any) -> Iterator[RawEvent]:
     for event in events:
         name = event.name()
-        if RawEvent.is_wanted(name) or str(event.device_type()) != "DeviceType.CPU":
-            start_ns = event.start_ns()
-            yield RawEvent(
-                name,
-                start_ns * 1e-9,
-                (start_ns + event.duration_ns()) * 1e-9,
-                on_device=str(event.device_type()) != "DeviceType.CPU",
-            )
+        on_device = event.device_type() != DeviceType.CPU
+        if on_device and event.is_user_annotation():
+            continue  # the shadow of a host range on the device, no work of its own
+        if on_device or RawEvent.is_wanted(name):
+            start_s, duration_s = event.start_ns() * 1e-9, event.duration_ns() * 1e-9
+            yield RawEvent(name, start_s, start_s + duration_s, on_device=on_device)
 
 
 @contextmanager

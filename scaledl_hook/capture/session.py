@@ -149,7 +149,7 @@ class Capture:
         try:
             self.windows.boundary(step)
         except Exception as error:
-            self.windows.layers_off = True
+            self.windows.layers_off = self.windows.comm_off = True
             self.windows.stop()
             self._mark_sampled(False)
             self._sink.on_error("layer and communication windows", error)

@@ -95,6 +95,7 @@ class Windows:
         self._typical_s: float | None = None
         self._has_graph = False
         self.layers_off = False
+        self.comm_off = False
 
     @property
     def typical_s(self) -> float | None:
@@ -139,7 +140,8 @@ class Windows:
             window = self._make_layer_window(self._layers.count, not self._has_graph)
             window.attach()
             self._layer_window = window
-        elif self._make_session is not None and self._comm.is_due(self._num_steps, self._elapsed_s):
+        elif self._wants_comm():
+            assert self._make_session is not None
             session = self._make_session()
             if not session.start():
                 self._comm.skip(self._num_steps)
@@ -149,6 +151,11 @@ class Windows:
             return
         self._cost_s = self._clock() - begin_s
         self._mark_sampled(True)
+
+    def _wants_comm(self) -> bool:
+        if self._make_session is None or self.comm_off:
+            return False
+        return self._comm.is_due(self._num_steps, self._elapsed_s)
 
     def _extra_s(self, step: StepRecord) -> float:
         return max(0.0, step.wall_s - self._typical_s) if self._typical_s is not None else 0.0
@@ -163,10 +170,11 @@ class Windows:
         if window.graph is not None and not self._has_graph and not window.is_partial:
             self._has_graph = True
             self._take_graph(window.graph)
-        self._waiting.append((window, step, 0.0))
-        self._read_waiting()
         cost_s = self._cost_s + self._clock() - begin_s + self._extra_s(step)
-        self._layers.took(self._num_steps, cost_s)
+        self._waiting.append((window, step, cost_s))
+        begin_s = self._clock()
+        self._read_waiting()
+        self._layers.took(self._num_steps, cost_s + self._clock() - begin_s)
 
     def _read_waiting(self) -> None:
         still = []
@@ -175,8 +183,6 @@ class Windows:
                 still.append((window, step, cost_s))
                 continue
             times = window.read()
-            if isinstance(self._timer, EventTimer):
-                self._timer.recycle()
             if times is None:
                 continue
             self._take(
@@ -190,10 +196,12 @@ class Windows:
                     outside_forward_s=times.outside_forward_s,
                     outside_backward_s=times.outside_backward_s,
                     comm_exposed_s=times.exposed_s,
-                    overhead_s=self._cost_s + self._extra_s(step),
+                    overhead_s=cost_s,
                 )
             )
         self._waiting = still[-4:]
+        if not self._waiting and isinstance(self._timer, EventTimer):
+            self._timer.recycle()  # no window holds a stamp any more
 
     def _end_comm(self, step: StepRecord) -> None:
         begin_s = self._clock()

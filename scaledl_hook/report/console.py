@@ -137,6 +137,8 @@ def _heading(summary: EpochSummary, style: Style) -> list[str]:
         if value > 0.01 * summary.duration_s
     ]
     took = format_seconds(summary.duration_s) + (f" ({', '.join(extra)})" if extra else "")
+    if summary.before_s > 0.01 * summary.duration_s:
+        took += f" (and {format_seconds(summary.before_s)} of evaluation and pauses before it)"
     where = where_text(summary.cluster, style, cpu_run=summary.cpu_run)
     left = f"scaledl  epoch {summary.epoch + 1}{total} took {took} on {where}"
     lines = two_ends(left, f"run {safe_text(summary.run, style, 60)}", style)
