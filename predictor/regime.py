@@ -35,7 +35,8 @@ def steady(steps: Sequence[StepRecord], *, skip: int = 3) -> list[StepRecord]:
     walls = np.array([s.wall_s for s in ordinary])
     low, high = np.quantile(walls, [0.25, 0.75])
     fence = high + _FENCE * max(high - low, 0.02 * high)
-    return [s for s in ordinary if s.wall_s <= fence]
+    kept = [s for s in ordinary if s.wall_s <= fence]
+    return kept if len(kept) >= MIN_STEPS else ordinary
 
 
 def measure(

@@ -1,0 +1,117 @@
+"""Numbers to text and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaledl.errors import UsageError
+from scaledl.units import (
+    format_bytes,
+    format_clock,
+    format_count,
+    format_energy,
+    format_fraction,
+    format_seconds,
+    format_usd,
+    parse_counts,
+    parse_seconds,
+    printable,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 us"),
+        (2e-5, "20 us"),
+        (0.0041, "4.1 ms"),
+        (0.2154, "215 ms"),
+        (0.9999, "1.0 s"),
+        (9.94, "9.9 s"),
+        (59, "59 s"),
+        (540, "9.0 min"),
+        (3599, "1 h 00 min"),
+        (11400, "3 h 10 min"),
+        (86399, "1 d 0 h"),
+        (200000, "2 d 8 h"),
+        (-90, "-90 s"),
+        (None, "n/a"),
+        (float("inf"), "n/a"),
+        (float("nan"), "n/a"),
+    ],
+)
+def test_seconds(value, text):
+    assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (format_bytes, 512, "512 B"),
+        (format_bytes, 1536, "1.5 KiB"),
+        (format_bytes, 80 * 2**30, "80.0 GiB"),
+        (format_bytes, 3 * 2**40, "3.0 TiB"),
+        (format_bytes, None, "n/a"),
+        (format_count, 950, "950"),
+        (format_count, 124e6, "124 M"),
+        (format_count, 3.4e12, "3.4 T"),
+        (format_count, None, "n/a"),
+        (format_usd, 1.486, "$1.49"),
+        (format_usd, 12300, "$12,300"),
+        (format_usd, None, "n/a"),
+        (format_energy, 360, "0.1 Wh"),
+        (format_energy, 1.2e6, "0.33 kWh"),
+        (format_energy, None, "n/a"),
+        (format_fraction, 0.94, "94 %"),
+        (format_fraction, 0.003, "0.3 %"),
+        (format_fraction, None, "n/a"),
+    ],
+)
+def test_other_units(function, value, text):
+    assert function(value) == text
+
+
+def test_clock_names_the_day_once_it_is_another():
+    now = 1_800_000_000.0
+    assert len(format_clock(now, now)) == 5
+    assert len(format_clock(now + 90_000, now)) > 5
+
+
+@given(st.floats(0, 1e9))
+def test_every_duration_has_a_text_of_two_units_at_most(value):
+    assert 1 <= len(format_seconds(value).split()) / 2 <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("30 min", 1800), ("2d", 172800)]
+)
+def test_durations_are_read(text, value):
+    assert parse_seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "-3s", "3 weeks", "1h30"])
+def test_what_is_no_duration_is_refused_with_the_value(text):
+    with pytest.raises(UsageError, match="not a duration"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("1,2,4", (1, 2, 4)), ("8-64", (8, 16, 32, 64)), ("1-10", (1, 2, 4, 8, 10)), ("4,4", (4,))],
+)
+def test_counts_are_read(text, counts):
+    assert parse_counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", ",", "0", "-1", "a", "8-4", "1.5", "99999999999"])
+def test_bad_counts_are_refused(text):
+    with pytest.raises(UsageError):
+        parse_counts(text)
+
+
+@given(st.text())
+def test_X07_printable_text_has_no_control_character_and_one_line(text):
+    shown = printable(text)
+    assert shown.splitlines() in ([], [shown])
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in shown)
+    assert len(shown) <= 200
