@@ -1,30 +1,32 @@
 """What `scaledl.track` costs: wall time of the same training with and without it.
 
-    python benchmarks/overhead.py --json            (all models and modes, about 20 minutes)
+    python benchmarks/overhead.py --json            (all models and modes, about 12 minutes)
     python benchmarks/overhead.py --quick
 
-For each model and mode three jobs are started: one under `track` with its default settings, two
-plain ones. Each is one continuous training of two epochs, from its first step to its last report;
-they take turns of about a second, one at a time, in changing order, so that a drift of the machine
-meets all of them. The ratio is tracked to plain time over all turns, leaving the block included;
-the two plain jobs against each other (A/A) show what the machine's noise alone does. Entering the
-block is reported apart, since a run pays it once. The waits for the other jobs look like pauses
-between steps to the tracked one, which makes it do a little more work, never less.
-The ratio of processor time (`cpu_ratio`, all threads) is less noisy, but blind to waiting.
+One warm process (or two ranks) trains one model. Under `track` with its default settings runs one
+continuous training of two epochs, sampled steps, estimates and both reports included. It takes
+turns of some 0.4 s with two plain loops over the same model and optimizer, in changing order; for
+their turns the sensors are taken off. So a drift of the machine meets all three, and nothing but
+scaledl differs: two processes that do exactly the same differ by up to 5 % for as long as they
+live, which is why all is done in one. The ratio is tracked to plain time over all turns, leaving
+the block included; one plain loop against the other (A/A) shows what the machine's noise alone
+does. Entering the block is reported apart, since a run pays it once. The other loops' turns look
+like pauses to the tracked one, which makes it do a little more work, never less.
+The ratio of processor time (`cpu_ratio`, all threads) is blind to waiting.
 """
 
 import argparse
-import contextlib
 import itertools
+import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from common import Bar, below, bootstrap, finish, machine, table
 
@@ -35,181 +37,190 @@ ARMS = ("tracked", "plain", "again")
 ORDERS = tuple(itertools.permutations(ARMS))
 NUM_EPOCHS = 2
 WARM_STEPS = 30
-TURN_S = 1.0
+TURN_S = 0.4
 
-Turn = dict[str, tuple[float, float]]  # arm -> (wall seconds, processor seconds)
-
-
-# --- the worker: one rank of one job ------------------------------------------------------------
+Turn = dict[str, list[float]]  # arm -> [wall seconds, processor seconds, steps]
 
 
-class Baton:
-    """A rank's two pipes: it tells what its last turn took and waits for its next one."""
+# --- the worker: one process, or one rank of two --------------------------------------------------
 
-    def __init__(self, folder: str, rank: int) -> None:
-        """Open both pipes; the parent opens its ends in the same order."""
-        self.orders: TextIO = Path(folder, f"{rank}.orders").open()  # noqa: SIM115 -- for life
-        self.replies: TextIO = Path(folder, f"{rank}.replies").open("w")  # noqa: SIM115
-        self.wall_s = self.cpu_s = 0.0
 
-    def take(self) -> list[str]:
-        """Wait for an order and start the watch."""
-        words = self.orders.readline().split()
-        self.wall_s, self.cpu_s = time.perf_counter(), time.process_time()
-        return words
+class Trainer:
+    """One model with its optimizer; runs given numbers of steps in one arm or another."""
 
-    def give(self) -> None:
-        """Tell what went by since the order."""
-        wall_s, cpu_s = time.perf_counter() - self.wall_s, time.process_time() - self.cpu_s
-        self.replies.write(f"{wall_s} {cpu_s}\n")
-        self.replies.flush()
+    def __init__(self, name: str, *, distributed: bool) -> None:
+        """Build the model; join the process group if there is one."""
+        import torch
+        from overhead_models import WORKLOADS
+
+        torch.set_num_threads(1 if distributed else 2)
+        torch.manual_seed(0)
+        if distributed:
+            torch.distributed.init_process_group("gloo")
+        self.distributed = distributed
+        self.rank = torch.distributed.get_rank() if distributed else 0
+        self.workload = WORKLOADS[name]
+        model = self.workload.make_model()
+        self.model = torch.nn.parallel.DistributedDataParallel(model) if distributed else model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.inputs = self.workload.make_inputs(256)
+
+    def batches(self, num_steps: int, num_epochs: int) -> Iterator[Any]:
+        """Batches of so many epochs from one loader."""
+        from overhead_models import Repeated
+        from torch.utils.data import DataLoader
+
+        size = self.workload.batch_size
+        data = Repeated(self.inputs, num_steps * size)
+        loader = DataLoader(data, batch_size=size, shuffle=True)
+        for _ in range(num_epochs):
+            yield from loader
+
+    def largest(self, value: float) -> float:
+        """The largest value over the ranks, so that all do the same."""
+        import torch
+
+        if not self.distributed:
+            return value
+        shared = torch.tensor([value], dtype=torch.float64)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+        return float(shared.item())
+
+    def run(self, batches: Iterator[Any], num_steps: int) -> list[float]:
+        """Train; wall and processor seconds it took, and the steps."""
+        from overhead_models import train_step
+
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        for inputs, labels in itertools.islice(batches, num_steps):
+            train_step(self.model, self.optimizer, inputs, labels)
+        return [time.perf_counter() - wall_s, time.process_time() - cpu_s, float(num_steps)]
+
+
+class Sensors:
+    """Takes the sensors of an open block off and puts them back; reaches into its inside."""
+
+    def __init__(self, run: Any) -> None:
+        """Find the sensors that sit on the model and on torch."""
+        self._capture = run._core.capture
+        self._parts = (self._capture._root, self._capture._optimizers)
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the running step is a sampled one, with hooks on the layers."""
+        return bool(self._capture.clock.sampled)
+
+    def off(self) -> None:
+        """The model and torch are as without `track`."""
+        for part in self._parts:
+            part.stop()
+
+    def on(self) -> None:
+        """Go on where `off` was called."""
+        for part in self._parts:
+            part.start()
 
 
 def work(args: argparse.Namespace) -> None:
-    """Train one rank of one job, turn by turn."""
-    import torch
-    from overhead_models import WORKLOADS, Repeated, train_step
-    from torch.utils.data import DataLoader
-
+    """All turns of one model and mode; rank 0 writes them to ``args.out``."""
     import scaledl
 
-    distributed = args.mode == "ddp2"
-    torch.set_num_threads(1 if distributed else 2)
-    torch.manual_seed(0)
-    if distributed:
-        torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank() if distributed else 0
-    baton = Baton(args.folder, rank)
-    workload = WORKLOADS[args.model]
-    model = workload.make_model()
-    if distributed:
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    inputs = workload.make_inputs(256)
+    trainer = Trainer(args.model, distributed=args.mode == "ddp2")
+    trainer.run(trainer.batches(WARM_STEPS, 1), WARM_STEPS)
+    warm_s = trainer.largest(trainer.run(trainer.batches(WARM_STEPS, 1), WARM_STEPS)[0])
+    turn, per_epoch = plan(warm_s / WARM_STEPS, args.seconds)
+    num_turns = NUM_EPOCHS * per_epoch // turn
+    # Opened before the block: no sensor is on them.
+    plain = {arm: trainer.batches(turn * num_turns, 1) for arm in ARMS[1:]}
+    for arm in plain:
+        trainer.run(plain[arm], 1)
+    entered_s = time.perf_counter()
+    block = scaledl.track(trainer.model, epochs=NUM_EPOCHS)
+    run = block.__enter__()
+    start_s = time.perf_counter() - entered_s
+    sensors, tracked = Sensors(run), trainer.batches(per_epoch, NUM_EPOCHS)
+    turns: list[Turn] = []
+    for index in range(num_turns - 1):
+        took: Turn = {"tracked": [0.0, 0.0, 0.0]}
+        for arm in ORDERS[index % len(ORDERS)]:
+            trainer.largest(0.0)  # the ranks begin a turn together
+            if arm == "tracked":
+                took[arm] = add(took[arm], trainer.run(tracked, turn))
+                continue
+            while trainer.largest(float(sensors.is_sampling)):  # its hooks sit on the layers
+                took["tracked"] = add(took["tracked"], trainer.run(tracked, 1))
+            sensors.off()
+            took[arm] = trainer.run(plain[arm], turn)
+            sensors.on()
+        turns.append(took)
+    left_s, left_cpu_s = time.perf_counter(), time.process_time()
+    block.__exit__(None, None, None)
+    turns[-1]["tracked"][0] += time.perf_counter() - left_s
+    turns[-1]["tracked"][1] += time.process_time() - left_cpu_s
+    if trainer.rank == 0:
+        found = {"turns": turns, "steps": turn * len(turns), "start_s": start_s}
+        Path(args.out).write_text(json.dumps(found))
+    if trainer.distributed:
+        import torch
 
-    def train(num_steps: int, num_epochs: int, turn: int) -> None:
-        data = Repeated(inputs, num_steps * workload.batch_size)
-        loader = DataLoader(data, batch_size=workload.batch_size, shuffle=True)
-        done = 0
-        for _ in range(num_epochs):
-            for batch, labels in loader:
-                if done and done % turn == 0:
-                    baton.give()
-                    baton.take()
-                train_step(model, optimizer, batch, labels)
-                done += 1
-
-    baton.take()
-    train(WARM_STEPS, 1, WARM_STEPS)
-    baton.give()
-    turn, num_steps = (int(word) for word in baton.take())
-    tracked = args.arm == "tracked"
-    block = scaledl.track(model, epochs=NUM_EPOCHS) if tracked else contextlib.nullcontext()
-    with block:
-        baton.give()  # what entering cost
-        baton.take()
-        train(num_steps, NUM_EPOCHS, turn)
-    baton.give()
-    baton.take()  # nobody leaves before all are done
-    if distributed:
         torch.distributed.destroy_process_group()
 
 
-# --- the parent: starts jobs, hands turns round, computes ratios ---------------------------------
-
-
-class Job:
-    """One training under the parent's baton."""
-
-    def __init__(self, model: str, mode: str, arm: str, root: Path) -> None:
-        """Start it; its output goes to a file."""
-        self.name = f"{model} {mode} {arm}"
-        folder = root / arm
-        folder.mkdir()
-        self.num_ranks = 2 if mode == "ddp2" else 1
-        for rank in range(self.num_ranks):
-            os.mkfifo(folder / f"{rank}.orders")
-            os.mkfifo(folder / f"{rank}.replies")
-        launcher = [sys.executable]
-        if mode == "ddp2":
-            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        options = ["--worker", "--model", model, "--mode", mode, "--arm", arm]
-        threads = "1" if mode == "ddp2" else "2"
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "SCALEDL_HOME": str(folder)}
-        self.log = folder / "log.txt"
-        with self.log.open("w") as stream:
-            self.process = subprocess.Popen(
-                [*launcher, __file__, *options, "--folder", str(folder)],
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env=env,
-            )
-        self.orders = [(folder / f"{r}.orders").open("w") for r in range(self.num_ranks)]
-        self.replies = [(folder / f"{r}.replies").open() for r in range(self.num_ranks)]
-
-    def turn(self, order: str = "go") -> tuple[float, float]:
-        """Let every rank run to its next reply; the slowest wall and the summed processor time.
-
-        Raises:
-            RuntimeError: the job ended early; the message holds its last lines.
-        """
-        self.say(order)
-        told = [reply.readline().split() for reply in self.replies]
-        if not all(told):
-            raise RuntimeError(f"{self.name} failed:\n{self.log.read_text()[-3000:]}")
-        return max(float(t[0]) for t in told), sum(float(t[1]) for t in told)
-
-    def say(self, order: str) -> None:
-        """Send an order without waiting."""
-        for pipe in self.orders:
-            pipe.write(order + "\n")
-            pipe.flush()
-
-
-def run(model: str, mode: str, seconds: float) -> dict[str, Any]:
-    """All turns of one model and mode."""
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = {arm: Job(model, mode, arm, Path(folder)) for arm in ARMS}
-        try:
-            warm_s = [job.turn()[0] for job in jobs.values()]
-            return measure(jobs, *plan(min(warm_s) / WARM_STEPS, seconds))
-        finally:
-            for job in jobs.values():
-                job.process.kill()
-                job.process.wait()
-
-
-def measure(jobs: dict[str, Job], turn: int, per_epoch: int) -> dict[str, Any]:
-    """Hand the turns round until all jobs are through."""
-    start_s = {arm: job.turn(f"{turn} {per_epoch}")[0] for arm, job in jobs.items()}
-    num_turns = NUM_EPOCHS * per_epoch // turn
-    turns: list[Turn] = []
-    for index in range(num_turns):
-        order = ORDERS[index % len(ORDERS)]
-        turns.append({arm: jobs[arm].turn() for arm in order})
-    for job in jobs.values():
-        job.say("end")
-        job.process.wait(60)
-    return {"turns": turns, "steps": turn * num_turns, "start_s": start_s["tracked"]}
+def add(one: list[float], other: list[float]) -> list[float]:
+    """Times and steps of two pieces of a turn."""
+    return [a + b for a, b in zip(one, other, strict=True)]
 
 
 def plan(step_s: float, seconds: float) -> tuple[int, int]:
-    """Steps of one turn, and of one epoch: 1,000 steps or ``seconds`` in all, at least a third."""
-    arm_s = min(seconds, max(1000 * step_s, seconds / 3))
-    turn = max(1, round(min(TURN_S, arm_s / 8) / step_s))
-    per_epoch = math.ceil(arm_s / step_s / NUM_EPOCHS / turn) * turn
+    """Steps of one turn, and of one epoch, for ``seconds`` in all."""
+    turn = max(1, round(min(TURN_S, seconds / 8) / step_s))
+    per_epoch = math.ceil(seconds / step_s / NUM_EPOCHS / turn) * turn
     return turn, per_epoch
 
 
+# --- the parent: starts workers, computes ratios --------------------------------------------------
+
+
+def run_worker(model: str, mode: str, seconds: float) -> dict[str, Any]:
+    """What one worker measured.
+
+    Raises:
+        RuntimeError: the worker failed; the message ends with its last lines.
+    """
+    threads = "1" if mode == "ddp2" else "2"
+    launcher = [sys.executable]
+    if mode == "ddp2":
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder, "turns.json"), Path(folder, "log.txt")
+        options = ["--model", model, "--mode", mode, "--out", str(out), "--seconds", str(seconds)]
+        env = {**os.environ, "OMP_NUM_THREADS": threads, "SCALEDL_HOME": folder}
+        with log.open("w") as stream:
+            status = subprocess.run(
+                [*launcher, __file__, "--worker", *options],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=env,
+            ).returncode
+        if status != 0:
+            raise RuntimeError(f"{model} {mode} failed:\n{log.read_text()[-3000:]}")
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def per_step(turns: Sequence[Turn], arm: str, index: int = 0) -> float:
+    """Seconds a step in one arm; ``index`` 0: wall time, 1: processor time."""
+    return sum(t[arm][index] for t in turns) / sum(t[arm][2] for t in turns)
+
+
 def ratio(turns: Sequence[Turn], index: int = 0) -> float:
-    """Tracked over the mean of the two plain jobs; ``index`` 0: wall time, 1: processor time."""
-    plain = sum(t["plain"][index] + t["again"][index] for t in turns) / 2
-    return sum(t["tracked"][index] for t in turns) / plain
+    """Tracked over the mean of the two plain loops."""
+    plain = per_step(turns, "plain", index) + per_step(turns, "again", index)
+    return 2 * per_step(turns, "tracked", index) / plain
 
 
 def noise(turns: Sequence[Turn]) -> float:
-    """One plain job over the other: 1 but for noise."""
-    return sum(t["again"][0] for t in turns) / sum(t["plain"][0] for t in turns)
+    """One plain loop over the other: 1 but for noise."""
+    return per_step(turns, "again") / per_step(turns, "plain")
 
 
 def score(model: str, mode: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -245,10 +256,10 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--seconds", type=float, default=60.0, help="at most, in each job")
+    parser.add_argument("--seconds", type=float, default=40.0, help="in each arm")
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     parser.add_argument("--json", action="store_true")
-    for name in ("--model", "--mode", "--arm", "--folder"):
+    for name in ("--model", "--mode", "--out"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -259,7 +270,9 @@ def main() -> None:
     print(f"overhead on {about['cpu']}, calibration loop {about['calibration_ms']} ms")
     rows: list[dict[str, Any]] = []
     for model, mode in itertools.product(args.models, args.modes):
-        rows.append(score(model, mode, run(model, mode, 3.0 if args.quick else args.seconds)))
+        rows.append(
+            score(model, mode, run_worker(model, mode, 4.0 if args.quick else args.seconds))
+        )
         print(f"{model} {mode}: ratio {rows[-1]['ratio']:.4f}", flush=True)
     print(table(rows, list(rows[0])))
     bars: list[Bar] = [
