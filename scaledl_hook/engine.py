@@ -188,8 +188,8 @@ class Engine:
             self._flush(time.perf_counter())
 
     def on_phase(self, phase: PhaseRecord) -> None:
-        """A phase ended."""
-        self._flush(time.perf_counter(), draw=False)
+        """A phase ended. The steps before it are handed on; the estimate waits for its second."""
+        self._hand_on(time.perf_counter())
         phase = msgspec.structs.replace(phase, at_s=self._wall(phase.at_s))
         self._phases.append(phase)
         self._part("ETA", lambda: self.estimator.on_phase(phase))
@@ -300,22 +300,25 @@ class Engine:
 
     def _flush(self, now_s: float, *, draw: bool = True) -> None:
         """Bring the journal and the ETA up to date; draw the live line if it is due."""
-        fresh, self._fresh = self._fresh, []
         self._last_flush_s = now_s
-        at_s = self._wall(now_s)
-        self._part("step records", lambda: self._note_steps(fresh, at_s))
+        self._hand_on(now_s)
         self._part("common run id", self._meet)
-        self._part("ETA", lambda: self._estimate(fresh, at_s))
+        self._part("ETA", lambda: self._estimate(self._wall(now_s)))
         if draw and self._rank == 0:
             self._part("live line", self._draw)
         self._own_s += time.perf_counter() - now_s
+
+    def _hand_on(self, now_s: float) -> None:
+        fresh, self._fresh = self._fresh, []
+        at_s = self._wall(now_s)
+        self._part("step records", lambda: self._note_steps(fresh, at_s))
+        self._part("ETA", lambda: feed(self.estimator, fresh))
 
     def _note_steps(self, fresh: list[StepRecord], at_s: float) -> None:
         for step in fresh:
             self.journal.add_step(step, at_s)
 
-    def _estimate(self, fresh: list[StepRecord], at_s: float) -> None:
-        feed(self.estimator, fresh)
+    def _estimate(self, at_s: float) -> None:
         progress = self.progress()
         if progress.step > progress.first_step:
             self.eta = self.estimator.estimate(progress, at_s)

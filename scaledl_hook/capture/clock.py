@@ -26,6 +26,7 @@ from scaledl.records import EpochRecord, PhaseRecord, Progress, StepRecord
 # Forwards after a step's end and before a new batch (a GAN on one batch) that still belong to it.
 # An iterator that is kept but no longer used must not hold the count for ever.
 _ROUNDS_ON_ONE_BATCH = 32
+_NO_STEP_S = 60.0
 
 
 class Sink(Protocol):
@@ -64,6 +65,8 @@ class StepClock:
         exposed_parts: bool = True,
     ) -> None:
         self._sink = sink
+        self._entered_s = now_s
+        self._stepped = False
         self._exposed_parts = exposed_parts
         self._host_parts = host_parts
         self._loader_key = loader_key
@@ -117,6 +120,12 @@ class StepClock:
         if this.is_eval:
             return
         self._close_step()
+        if not self._stepped and start_s - self._entered_s > _NO_STEP_S:
+            self._sink.on_guess(
+                "no-step",
+                f"no optimizer step seen for {_NO_STEP_S:.0f} s. If your engine steps by itself "
+                "(DeepSpeed, Megatron), call run.step() after it.",
+            )
         if self._eval_start_s is not None and this.num_batches:
             self._close_eval(start_s)
 
@@ -462,6 +471,7 @@ class StepClock:
 
     def _record(self, end_s: float, samples: int, count: int) -> StepRecord:
         self.step += 1
+        self._stepped = True
         wall_s = max(0.0, end_s - self._boundary_s - self._excluded_s) / count
         forward = self._host_parts and self._micro > 0
         backward = self._host_parts and self._saw_backward

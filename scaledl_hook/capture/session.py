@@ -24,10 +24,10 @@ from scaledl.capture.timers import EventTimer, HostTimer, Timer
 from scaledl.capture.windows import Windows
 from scaledl.records import DeviceSample, LayerGraph, ProfileWindow, StepRecord
 
-# What timing one backward costs (a hook on an autograd node and two callbacks of the engine), and
-# the share of the step that it may take.
-WATCH_COST_S = 16e-6
-WATCH_SHARE = 0.003
+# What timing one backward costs (a hook on an autograd node and two callbacks of the engine: some
+# 20 us alone, more where several threads wait for them), and the share of the step it may take.
+WATCH_COST_S = 50e-6
+WATCH_SHARE = 0.002
 
 
 class CaptureSink(Sink, Protocol):

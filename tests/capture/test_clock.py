@@ -296,3 +296,16 @@ def test_E10_unknown_total_is_none():
     driver.clock.stop(driver.time())
     progress = driver.clock.progress(5, None)
     assert (progress.total_steps, progress.limited_by) == (None, None)
+
+
+@pytest.mark.parametrize(("steps", "said"), [(False, True), (True, False)])
+def test_a_minute_without_a_step_is_said_and_only_then(steps: bool, said: bool) -> None:
+    driver = Driver()
+    this = driver.open(_Loader(500))
+    for _ in range(100):
+        driver.fetch(this)
+        driver.forward()
+        if steps:
+            driver.update()
+    assert driver.time() > 100
+    assert any(key == "no-step" for key, _ in driver.guesses) is said
