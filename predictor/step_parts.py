@@ -56,6 +56,10 @@ it puts the floor of a measured interval at +-2.5 % for the 90 % level."""
 PLACEMENT_LOG_SIGMA = 0.03
 """log-sd between jobs that differ in nothing the model sees: layouts of equal nodes, GPUs and
 batch have a median max/min of 1.107 (Pollux traces, OSDI 2021), some 3 to 5 % about their mean."""
+HOST_RUN_LOG_SIGMA = 0.06
+"""The same between jobs of CPU processes: two processes that did exactly the same on a 2-core
+virtual machine, in turns of half a second, differed by 4 to 5 % for as long as they lived, and by
+more from one hour to the next."""
 DOUBLING_LOG_SIGMA = 0.02
 """log-sd added a doubling of the count away from the nearest measured one."""
 COLLECTIVE_LOG_SIGMA = 0.25
@@ -246,7 +250,8 @@ def _doubt(
     if is_sharded(own.plan) != is_sharded(plan):
         structure = math.hypot(structure, OTHER_STRATEGY_LOG_SIGMA)
     relative = own.step_sigma_s / math.sqrt(max(1, own.num_steps)) / own.step_s
-    run = math.hypot(relative, math.sqrt(2) * PLACEMENT_LOG_SIGMA)  # the anchor's and its own
+    between = HOST_RUN_LOG_SIGMA if own.host_shared else PLACEMENT_LOG_SIGMA
+    run = math.hypot(relative, math.sqrt(2) * between)  # the anchor's and its own
     return np.asarray(structure * normals[:, STRUCTURE] + run * normals[:, RUN])
 
 
