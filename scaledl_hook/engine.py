@@ -184,7 +184,8 @@ class Engine:
             if waited_s is not None:
                 self._epoch_own_s.append(step.wall_s - waited_s)
         self.capture.step_ended(step)
-        if now_s - self._last_flush_s >= FLUSH_S or len(self._fresh) >= 500:
+        is_due = now_s - self._last_flush_s >= FLUSH_S and self.capture.border.is_live
+        if is_due or len(self._fresh) >= 500:
             self._flush(time.perf_counter())
 
     def on_phase(self, phase: PhaseRecord) -> None:
@@ -350,7 +351,7 @@ class Engine:
                 "total steps unknown: showing the epoch's ETA only. "
                 "Pass epochs= or total_steps= for the whole run.",
             )
-        if self._cluster.num_gpus > 1 and self.capture.clock.walks_all_samples:
+        if self._cluster.num_gpus > 1 and self.capture.clock.feeds.walks_all_samples:
             self.on_guess(
                 "same-data",
                 "every rank walks the whole data set: more ranks then do more work, not the same "
@@ -382,7 +383,7 @@ class Engine:
         return msgspec.structs.replace(
             self.capture.plan,
             grad_accum=clock.grad_accum,
-            batch_per_gpu=clock.batch_size,
+            batch_per_gpu=clock.feeds.batch_size,
             bucket_bytes=ddp.buckets() if ddp is not None else (),
         )
 
@@ -390,12 +391,13 @@ class Engine:
 
     def what_if(self, **question: Any) -> ScalingReport:
         """The what-if report from what was seen so far."""
+        self.capture.settle()
         self._flush(time.perf_counter(), draw=False)
         clock = self.capture.clock
         base = require(self._outlook.measurement(self._plan()) or self._outlook.latest)
         self._outlook.know(
-            num_samples=clock.epoch_samples(self._cluster.num_gpus),
-            drop_last=clock.drop_last,
+            num_samples=clock.feeds.epoch_samples(self._cluster.num_gpus),
+            drop_last=clock.feeds.drop_last,
             power_w=self.capture.sampler.power_w,
         )
         progress = self.progress()
@@ -409,6 +411,7 @@ class Engine:
 
     def status(self) -> dict[str, Any]:
         """What works, what is off and why, and what was guessed."""
+        self.capture.settle()
         return {
             "enabled": True,
             "run_id": self.journal.run_id,

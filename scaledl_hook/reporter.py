@@ -95,8 +95,8 @@ class Reporter:
         run_id = self._journal.run_id or ""
         clock, sampler = self._capture.clock, self._capture.sampler
         self._outlook.know(
-            num_samples=clock.epoch_samples(self._capture.environment.world_size),
-            drop_last=clock.drop_last,
+            num_samples=clock.feeds.epoch_samples(self._capture.environment.world_size),
+            drop_last=clock.feeds.drop_last,
             power_w=sampler.power_w,
         )
         self._outlook.learn(measured, run_id)

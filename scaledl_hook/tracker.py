@@ -263,6 +263,7 @@ class Tracker:
         core = self._core or self._past
         if core is None:
             return {}
+        core.capture.settle()
         return {"version": 1, "step": core.capture.clock.step, "eta": core.estimator.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

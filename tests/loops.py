@@ -1,5 +1,6 @@
 """Training loops in virtual time: real loaders, modules, optimizers; a clock only we move."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from scaledl.capture.border import Border
 from scaledl.capture.clock import StepClock
 from scaledl.capture.loaders import TrackedIterable, watch_loaders
 from scaledl.capture.optimizers import OptimizerSensor
@@ -65,21 +67,35 @@ class Book:
 
 
 class Watched(Book):
-    """All sensors around one model, on one clock, as ``Capture`` wires them, minus the border."""
+    """All sensors around one model, on one clock, as ``Capture`` wires them.
+
+    With ``holds`` the clock hears of most events late, in one go.
+    """
+
+    holds = False
 
     def __init__(self, model: nn.Module, time: VirtualTime, **options: Any) -> None:
         super().__init__()
         self.time = time
-        self.clock = StepClock(self, time(), **options)
-        self._root = RootSensor(model, self.clock, time, _raise)
-        self._optimizers = OptimizerSensor(model, self.clock.on_optimizer, time, _raise)
+        self._clock = StepClock(self, time(), **options)
+        self.border = Border(self._clock, _raise)
+        if self.holds:
+            self.border.hold(math.inf)
+        self._root = RootSensor(model, self.border, time, _raise)
+        self._optimizers = OptimizerSensor(model, self.border.on_optimizer, time, _raise)
         self._optimizers.model_ran = lambda: self.clock.model_ran
         self._undo: Callable[[], None] = lambda: None
+
+    @property
+    def clock(self) -> StepClock:
+        """The clock, brought up to now."""
+        self.border.call(lambda: None)
+        return self._clock
 
     def __enter__(self) -> Self:
         self._root.start()
         self._optimizers.start()
-        self._undo = watch_loaders(self.clock, self.time)
+        self._undo = watch_loaders(self.border, self.time)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -89,7 +105,7 @@ class Watched(Book):
         self._root.stop()
 
     def loader(self, iterable: Any) -> TrackedIterable:
-        return TrackedIterable(iterable, self.clock, self.time)
+        return TrackedIterable(iterable, self.border, self.time)
 
 
 def _raise(error: Exception) -> None:

@@ -16,11 +16,13 @@ Rules
       end of the data before their last steps.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from scaledl.capture.epochs import EpochBook
+from scaledl.capture.evaluation import Evaluation
+from scaledl.capture.feeds import Feeds
 from scaledl.capture.loaders import Pass
-from scaledl.capture.tensors import batch_size_of
+from scaledl.capture.running import RunningStep
 from scaledl.records import EpochRecord, PhaseRecord, Progress, StepRecord
 
 # Forwards after a step's end and before a new batch (a GAN on one batch) that still belong to it.
@@ -69,8 +71,8 @@ class StepClock:
         self._stepped = False
         self._exposed_parts = exposed_parts
         self._host_parts = host_parts
-        self._loader_key = loader_key
         self._book = EpochBook(now_s, rank, initial_step, steps_per_epoch)
+        self.feeds = Feeds(self._book, loader_key)
         self.step = initial_step
         self.sampled = False
         self._manual_steps = False
@@ -82,23 +84,10 @@ class StepClock:
         self._ended_s: float | None = None
         self._calls = 0
         self._rounds = 0
-        self._input_wait_s = 0.0
-        self._forward_s = 0.0
-        self._backward_s = 0.0
-        self._exposed_s = 0.0
-        self._optimizer_s = 0.0
-        self._optimizer_calls: list[tuple[float, float]] = []  # (start, optimizer time before it)
-        self._excluded_s = 0.0
-        self._micro = 0
-        self._saw_backward = False
+        self._running = RunningStep()
         self._ever_backward = False
-        # passes and phases
-        self._passes: list[Pass] = []
-        self._last_feed: Pass | None = None
-        self._eval_start_s: float | None = None
-        self._eval_end_s = 0.0
-        self._eval_pass: Pass | None = None
-        self._eval_backward = False
+        # phases
+        self._evaluation = Evaluation(self.feeds)
         self._trains_in_eval = False
         self._phase: tuple[str, float] | None = None
         self._phase_depth = 0
@@ -113,8 +102,7 @@ class StepClock:
             self._close_epoch(this.started_s)
         if self._phase is not None:
             this.is_eval = True
-        self._passes = [p for p in self._passes if p.is_open or p is self._book.feeding][-8:]
-        self._passes.append(this)
+        self.feeds.begin(this)
 
     def on_fetch(self, this: Pass, start_s: float) -> None:
         if this.is_eval:
@@ -126,14 +114,11 @@ class StepClock:
                 f"no optimizer step seen for {_NO_STEP_S:.0f} s. If your engine steps by itself "
                 "(DeepSpeed, Megatron), call run.step() after it.",
             )
-        if self._eval_start_s is not None and this.num_batches:
+        if self._evaluation.is_open and this.num_batches:
             self._close_eval(start_s)
 
-    def on_batch(self, this: Pass, start_s: float, end_s: float, batch: Any) -> None:
-        if this.num_batches == 0 and this.batch_size is None:
-            this.batch_size = batch_size_of(batch)
-        if this not in self._passes:
-            self._passes.append(this)
+    def on_batch(self, this: Pass, start_s: float, end_s: float) -> None:
+        self.feeds.see(this)
         this.num_batches += 1
         this.fresh += 1
         if self._phase is None:  # else the phase holds the wait
@@ -143,7 +128,7 @@ class StepClock:
         this.is_open = False
         this.has_ended = True
         if this.is_eval:
-            self._eval_end_s = max(self._eval_end_s, end_s)
+            self._evaluation.end_s = max(self._evaluation.end_s, end_s)
             return
         if self._phase is None:
             this.wait_s += end_s - start_s
@@ -153,60 +138,60 @@ class StepClock:
 
     # --- forward, backward, optimizer -----------------------------------------------------------
 
-    def on_forward_begin(self, start_s: float, *, training: bool) -> None:
+    def on_forward_begin(self, start_s: float, training: bool) -> None:
         """A forward of the tracked module begins; the step before it ends where no loader tells."""
         if self._phase is not None or self._ended_s is None:
             return
         training = training or self._trains_in_eval
-        if not training or not self._has_training_pass():
+        if not training or not self.feeds.has_training():
             self._close_step()
             return
         self._rounds += 1
         if self._rounds > _ROUNDS_ON_ONE_BATCH:
             self._drop_idle_passes()
 
-    def on_forward(self, start_s: float, end_s: float, *, training: bool, with_grad: bool) -> None:
+    def on_forward(self, start_s: float, end_s: float, training: bool, with_grad: bool) -> None:
         """One forward of the tracked module, told at its end."""
         if self._phase is not None:
             return
         self._begin_work(start_s)
         training = training or (with_grad and self._trains_in_eval)
-        if not training or (not with_grad and self._is_fed_by_other()):
+        if not training or (not with_grad and self.feeds.is_fed_by_other()):
             self._on_eval_forward(start_s, end_s)
             return
-        if self._eval_start_s is not None:
-            self._take_back_first_batch()
+        if self._evaluation.is_open:
+            self._evaluation.give_back_first_batch()
             self._close_eval(start_s)
-        self._forward_s += end_s - start_s
+        self._running.forward_s += end_s - start_s
         if with_grad:
             self._saw_forward = True
-            self._micro += 1
-        for this in self._passes:
+            self._running.micro += 1
+        for this in self.feeds.passes:
             if this.fresh and not this.is_eval:
                 this.trains = this.trains or with_grad
-                self._input_wait_s += this.wait_s
+                self._running.input_wait_s += this.wait_s
                 this.wait_s = 0.0
 
     def on_backward(self, compute_s: float, exposed_s: float) -> None:
         """One backward: its compute and the wait for communication after it."""
         self._ever_backward = True
-        if self._eval_start_s is not None:
-            self._eval_backward = True
+        if self._evaluation.is_open:
+            self._evaluation.saw_backward = True
             return
-        self._saw_backward = True
-        self._backward_s += compute_s
-        self._exposed_s += exposed_s
+        self._running.saw_backward = True
+        self._running.backward_s += compute_s
+        self._running.exposed_s += exposed_s
 
     def on_optimizer(self, start_s: float, end_s: float) -> None:
         """One optimizer call; a call around another one is told after it, with an earlier start."""
         if self._phase is not None:
             return
         self._begin_work(start_s)
-        if self._eval_start_s is not None and self._eval_backward:
+        if self._evaluation.is_open and self._evaluation.saw_backward:
             self._was_training()
         if self._is_only_signal() and self._ended_s is not None and start_s >= self._ended_s:
             self._close_step()
-        self._add_optimizer_time(start_s, end_s)
+        self._running.add_optimizer(start_s, end_s)
         if self._manual_steps:
             return
         if self._ended_s is not None:
@@ -215,16 +200,6 @@ class StepClock:
         elif self._is_new_work():
             self._ended_s = end_s
             self._calls, self._rounds = 1, 0
-
-    def _add_optimizer_time(self, start_s: float, end_s: float) -> None:
-        before = self._optimizer_calls
-        total_s = self._optimizer_s
-        while before and before[-1][0] >= start_s:  # calls inside this one are in its time
-            total_s = before.pop()[1]
-        if len(before) > 64:
-            del before[:32]
-        before.append((start_s, total_s))
-        self._optimizer_s = total_s + end_s - start_s
 
     def on_manual_step(self, now_s: float) -> None:
         """``run.step()``: the user says that a step ended here."""
@@ -239,7 +214,7 @@ class StepClock:
         """``run.epoch_end()``: the user says that an epoch ended here."""
         self._manual_epochs = True
         self._close_step()
-        if self._eval_start_s is not None:
+        if self._evaluation.is_open:
             self._close_eval(now_s)
         self._close_epoch(now_s, whole=True)
 
@@ -253,7 +228,7 @@ class StepClock:
             return
         self._begin_work(now_s)
         self._close_step()
-        if self._eval_start_s is not None:
+        if self._evaluation.is_open:
             self._close_eval(now_s)
         self._phase = (kind, now_s)
 
@@ -264,7 +239,7 @@ class StepClock:
         kind, start_s = self._phase
         self._phase = None
         self._emit_phase(kind, start_s, now_s)
-        self._passes = [p for p in self._passes if not p.is_eval]
+        self.feeds.drop_evaluations()
 
     def stop(self, now_s: float) -> None:
         """The block ends: close what is open."""
@@ -272,7 +247,7 @@ class StepClock:
         if self._phase is not None:
             self._phase_depth = 0
             self.on_phase_end(now_s)
-        if self._eval_start_s is not None:
+        if self._evaluation.is_open:
             self._close_eval(now_s)
         self._close_epoch(now_s if self._manual_epochs else self._last_s(), cut=True)
 
@@ -281,40 +256,6 @@ class StepClock:
     @property
     def epoch(self) -> int:
         return self._book.epoch
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples in one batch of the training loader, on this rank."""
-        this = self._last_feed
-        return this.batch_size if this is not None else None
-
-    def epoch_samples(self, world_size: int) -> int | None:
-        """Samples of one epoch over all ranks; ``None`` where the loader does not tell.
-
-        The data set's size where the loader's length fits it being split over the ranks, else (a
-        sampler of its own, or every rank walks everything) what the passes really hold.
-        """
-        this = self._last_feed
-        if this is None or not this.length or not this.batch_size:
-            return None
-        if this.num_samples is not None:
-            share = this.num_samples / world_size / this.batch_size
-            if share - 1 < this.length < share + 1 + 1 / this.batch_size:
-                return this.num_samples
-        return this.length * this.batch_size * world_size
-
-    @property
-    def walks_all_samples(self) -> bool:
-        """Whether one pass of this rank's loader covers the whole data set."""
-        this = self._last_feed
-        if this is None or not this.length or not this.batch_size or not this.num_samples:
-            return False
-        return this.length * this.batch_size >= this.num_samples
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether the training loader drops an incomplete batch."""
-        return self._last_feed is not None and self._last_feed.drop_last
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -329,7 +270,11 @@ class StepClock:
     @property
     def model_ran(self) -> bool | None:
         """Whether a backward of the model was seen since the last step; ``None``: never one."""
-        return (self._saw_backward or self._eval_backward) if self._ever_backward else None
+        return (
+            (self._running.saw_backward or self._evaluation.saw_backward)
+            if self._ever_backward
+            else None
+        )
 
     @property
     def boundary_s(self) -> float:
@@ -343,7 +288,7 @@ class StepClock:
     # --- inside --------------------------------------------------------------------------------
 
     def _last_s(self) -> float:
-        return max(self._boundary_s, self._eval_end_s)
+        return max(self._boundary_s, self._evaluation.end_s)
 
     def _begin_work(self, now_s: float) -> None:
         if not self._seen_work:
@@ -352,91 +297,40 @@ class StepClock:
             self._boundary_s = now_s
             self._book.start_s = now_s
 
-    def _fresh(self) -> int:
-        return sum(p.fresh for p in self._passes if not p.is_eval)
-
-    def _has_training_pass(self) -> bool:
-        return any(p.is_open and p.num_batches and not p.is_eval for p in self._passes)
-
     def _is_only_signal(self) -> bool:
         """Whether nothing but the optimizer is seen: a compiled step fed from a list."""
-        return not self._saw_forward and not self._passes
-
-    def _is_fed_by_other(self) -> bool:
-        feeding = self._book.feeding
-        if feeding is None or feeding.fresh:
-            return False
-        return any(p.fresh and p is not feeding for p in self._passes)
-
-    def _candidate(self) -> Pass | None:
-        """The pass that feeds the training: named by the user, else the oldest that yielded."""
-        fed = [p for p in self._passes if p.num_batches and not p.is_eval]
-        named = [p for p in fed if p.explicit or p.key == self._loader_key]
-        pool = named or fed
-        fresh = [p for p in pool if p.fresh]
-        feeding = self._book.feeding
-        if feeding is not None and feeding in (fresh or pool):
-            # One that was dropped before its end (zip, break) may hold a batch that trains nothing.
-            if not fresh or feeding.is_open or feeding.has_ended:
-                return feeding
-            fresh = [p for p in fresh if p is not feeding] or fresh
-        last = fresh[:1] or pool[-1:]
-        return last[0] if last else None
+        return not self._saw_forward and not self.feeds.passes
 
     def _is_new_work(self) -> bool:
         """Whether anything happened since the boundary that makes an optimizer call a step."""
-        if self._fresh():
+        if self.feeds.fresh():
             return True
         # No batch: either no loader feeds (lists of tensors, compiled steps), or the data ended
         # before the last steps (prefetch).
-        return self._micro > 0 or self._saw_backward or not self._saw_forward
+        return self._running.micro > 0 or self._running.saw_backward or not self._saw_forward
 
     def _drop_idle_passes(self) -> None:
-        self._passes = [p for p in self._passes if p.is_eval]
-        self._book.feeding = None
+        self.feeds.drop_training()
         self._close_step(self._calls)
 
     def _on_eval_forward(self, start_s: float, end_s: float) -> None:
         self._close_step()
-        feeding = self._book.feeding
-        fed = [p for p in self._passes if p.fresh and not p.trains and p is not feeding][-1:]
-        if self._eval_start_s is None:
-            starts = [p.started_s for p in fed if p.started_s >= self._boundary_s]
-            self._eval_start_s = min([start_s, *starts])
-            self._eval_backward = False
-        for this in fed:
-            this.is_eval = True
-            self._eval_pass = this
-        for this in self._passes:
-            if this.is_eval:
-                this.fresh, this.wait_s = 0, 0.0
-        self._eval_end_s = end_s
-
-    def _take_back_first_batch(self) -> None:
-        """The first training batch went through the model in eval mode first (pseudo-labels)."""
-        this, last = self._eval_pass, self._last_feed
-        if this is None or not this.is_open or self._fresh():
-            return
-        if last is None or last.key == this.key:
-            this.is_eval, this.fresh = False, 1
+        self._evaluation.add_forward(start_s, end_s, self._boundary_s)
 
     def _was_training(self) -> None:
         """What began as an evaluation was the training, in eval mode."""
-        self._trains_in_eval = self._saw_backward = True
-        self._eval_start_s, self._eval_backward = None, False
-        if self._eval_pass is not None:
-            self._eval_pass.is_eval, self._eval_pass.fresh = False, 1
+        self._trains_in_eval = self._running.saw_backward = True
+        self._evaluation.was_training()
 
     def _close_eval(self, now_s: float) -> None:
-        start_s, self._eval_start_s = self._eval_start_s, None
-        self._eval_pass, self._eval_backward = None, False
-        if start_s is not None:
-            self._emit_phase("eval", start_s, max(start_s, min(self._eval_end_s, now_s)))
-        self._passes = [p for p in self._passes if p.is_open or not p.is_eval]
+        span_s = self._evaluation.close(now_s)
+        if span_s is not None:
+            self._emit_phase("eval", *span_s)
+        self.feeds.drop_closed_evaluations()
 
     def _emit_phase(self, kind: str, start_s: float, end_s: float) -> None:
         duration_s = max(0.0, end_s - start_s)
-        self._excluded_s += duration_s
+        self._running.excluded_s += duration_s
         self._book.exclude(start_s, duration_s)
         self._sink.on_phase(
             PhaseRecord(
@@ -454,15 +348,11 @@ class StepClock:
         if end_s is None:
             return
         self._ended_s = None
-        this = self._candidate()
+        this = self.feeds.candidate()
         samples = self._take_batches(this) if this is not None else 0
         records = [self._record(end_s, samples, count) for _ in range(count)]
         self._boundary_s = end_s
-        self._input_wait_s = self._forward_s = self._backward_s = 0.0
-        self._exposed_s = self._optimizer_s = self._excluded_s = 0.0
-        self._optimizer_calls.clear()
-        self._micro = 0
-        self._saw_backward = False
+        self._running.clear()
         for record in records:
             self._sink.on_step(record)
         full = (this is None or self._book.is_sampled) and self._book.is_full(self.step)
@@ -472,33 +362,15 @@ class StepClock:
     def _record(self, end_s: float, samples: int, count: int) -> StepRecord:
         self.step += 1
         self._stepped = True
-        wall_s = max(0.0, end_s - self._boundary_s - self._excluded_s) / count
-        forward = self._host_parts and self._micro > 0
-        backward = self._host_parts and self._saw_backward
-        left_s = wall_s
-        parts_s = []
-        for part_s in (
-            self._input_wait_s,
-            self._forward_s if forward else 0.0,
-            self._backward_s if backward else 0.0,
-            self._exposed_s if backward else 0.0,
-            # last: a closure (LBFGS) runs forwards and backwards inside the optimizer's call
-            self._optimizer_s,
-        ):
-            parts_s.append(min(part_s / count, left_s))
-            left_s -= parts_s[-1]
-        return StepRecord(
+        return self._running.record(
+            end_s - self._boundary_s,
+            count,
             step=self.step,
             epoch=self._book.epoch,
-            wall_s=wall_s,
-            input_wait_s=parts_s[0],
-            forward_s=parts_s[1] if forward else None,
-            backward_s=parts_s[2] if backward else None,
-            comm_exposed_s=parts_s[3] if backward and self._exposed_parts else None,
-            optimizer_s=parts_s[4],
-            num_micro_batches=max(1, self._micro // count),
-            num_samples=samples or None,
-            tags=("sampled",) if self.sampled else (),
+            samples=samples,
+            sampled=self.sampled,
+            host_parts=self._host_parts,
+            exposed_parts=self._exposed_parts,
         )
 
     def _take_batches(self, this: Pass) -> int:
@@ -510,21 +382,19 @@ class StepClock:
         if book.feeding is not this and not book.goes_on_with(this, self.step):
             if book.feeding is not None and not self._manual_epochs:
                 self._close_epoch(this.started_s)
-            self._passes = [p for p in self._passes if p is this or p.is_open]
+            self.feeds.keep_open_or(this)
             book.begin(this, self.step)
-            self._last_feed = this
+            self.feeds.last = this
             self._tell_loader(this)
-        for other in self._passes:
-            if not other.is_eval:
-                self._input_wait_s += other.wait_s
-                other.wait_s = 0.0
-                if other is not this:
-                    other.fresh = 0
+        self._running.input_wait_s += self.feeds.take_waits()
+        for other in self.feeds.passes:
+            if other is not this and not other.is_eval:
+                other.fresh = 0
         this.partner_ended = False
         batches, this.fresh = this.fresh, 0
-        if self._micro and not this.has_ended and batches == self._micro + 1:
+        if self._running.micro and not this.has_ended and batches == self._running.micro + 1:
             # A prefetching trainer holds one batch back for its next step.
-            this.fresh, batches = 1, self._micro
+            this.fresh, batches = 1, self._running.micro
         samples = batches * (this.batch_size or 0)
         book.add_step(self.step + 1, batches, samples)
         return samples

@@ -67,6 +67,7 @@ class LoaderListener(Protocol):
     def on_fetch(self, this: Pass, start_s: float) -> None: ...
     def on_batch(self, this: Pass, start_s: float, end_s: float, batch: Any) -> None: ...
     def on_pass_end(self, this: Pass, start_s: float, end_s: float) -> None: ...
+    def on_pass_drop(self, this: Pass) -> None: ...
 
 
 def length_of(loader: object) -> int | None:
@@ -123,7 +124,7 @@ class ProxyIterator:
         return getattr(self._inner, name)
 
     def __del__(self) -> None:
-        self._pass.is_open = False  # a loop left by break drops its iterator
+        self._listener.on_pass_drop(self._pass)  # a loop left by break drops its iterator
 
 
 class TrackedIterable:

@@ -1,6 +1,6 @@
 """All sensors of one tracked model, started and stopped together."""
 
-import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from scaledl.capture.border import Border
+from scaledl.capture.border import HOLD_S, Border
 from scaledl.capture.clock import Sink, StepClock
 from scaledl.capture.collectives import DdpView, find_ddp
 from scaledl.capture.environ import Environment, device_of, read_environment, read_plan
@@ -24,10 +24,8 @@ from scaledl.capture.timers import EventTimer, HostTimer, Timer
 from scaledl.capture.windows import Windows
 from scaledl.records import DeviceSample, LayerGraph, ProfileWindow, StepRecord
 
-# What timing one backward costs (a hook on an autograd node and two callbacks of the engine: some
-# 20 us alone, more where several threads wait for them), and the share of the step it may take.
-WATCH_COST_S = 50e-6
-WATCH_SHARE = 0.002
+# Until here every step is watched: the guesses come early, and so do the first windows.
+_FIRST_STEPS = 50
 
 
 class CaptureSink(Sink, Protocol):
@@ -62,6 +60,7 @@ class Capture:
         self._model = model
         self._sink = sink
         self._now = clock
+        self._thread = threading.get_ident()
         self._loader = loader  # kept alive: the clock knows it by its id
         self.environment: Environment = read_environment(model)
         self.plan, self.remark = read_plan(model, self.environment.world_size)
@@ -142,27 +141,37 @@ class Capture:
             except Exception as error:
                 self._sink.on_error(name, error)
 
+    def settle(self) -> None:
+        """Bring the clock up to now; on another thread than the training's nothing happens."""
+        if threading.get_ident() == self._thread:
+            self.border.call(lambda: None)
+
     def step_ended(self, step: StepRecord) -> None:
         """The clock closed a step: windows end and begin here."""
-        every = self._backward_every(step)
-        self._root.watches = every == 1 or step.step % every == 0
         try:
-            self.windows.boundary(step)
+            self.windows.boundary(step, may_begin=self.border.is_live)
         except Exception as error:
             self.windows.layers_off = self.windows.comm_off = True
             self.windows.stop()
             self._mark_sampled(False)
             self._sink.on_error("layer and communication windows", error)
+        if self.border.is_live:
+            self._choose_watched()
 
-    def _backward_every(self, step: StepRecord) -> int:
-        """In how many steps one backward is timed: each, unless steps are very short.
+    def _choose_watched(self) -> None:
+        """Short steps: watch one, backward and all, then note the events of the next ones.
 
         Until the model's own optimizer is seen, backwards tell what a step is, so none is left out.
         """
         typical_s = self.windows.typical_s
-        if not typical_s or not self._optimizers.knows_own:
-            return 1
-        return min(50, max(1, math.ceil(WATCH_COST_S / (WATCH_SHARE * typical_s))))
+        short = typical_s is not None and typical_s < HOLD_S
+        known = self.windows.num_steps >= _FIRST_STEPS and self._optimizers.knows_own
+        was_watched, self._root.watches = self._root.watches, True
+        if short and known and was_watched and not self.clock.sampled:
+            self._root.watches = False
+            self.border.hold(self._now())
+        else:
+            self.border.release()
 
     def ddp(self) -> DdpView | None:
         """What DDP tells, where the model or what stands around it is DDP."""

@@ -107,8 +107,16 @@ class Windows:
         """Time that sampling took so far: own work plus the slow-down of sampled steps."""
         return self._layers.spent_s + self._comm.spent_s
 
-    def boundary(self, step: StepRecord) -> None:
-        """A step ended: end the window that sampled it, read what is ready, begin the next."""
+    @property
+    def num_steps(self) -> int:
+        """Steps of this process so far."""
+        return self._num_steps
+
+    def boundary(self, step: StepRecord, *, may_begin: bool = True) -> None:
+        """A step ended: end the window that sampled it, read what is ready, begin the next.
+
+        ``may_begin``: the next step begins now; else it is over already and cannot be sampled.
+        """
         self._num_steps += 1
         self._elapsed_s += step.wall_s
         if self._layer_window is not None:
@@ -120,7 +128,8 @@ class Windows:
             self._typical_s = step.wall_s if before is None else 0.9 * before + 0.1 * step.wall_s
             if self._waiting:
                 self._read_waiting()
-            self._begin_due(step)
+            if may_begin:
+                self._begin_due(step)
 
     def stop(self) -> None:
         """The block ends: nothing stays attached, no profiler stays on."""

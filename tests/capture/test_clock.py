@@ -46,7 +46,7 @@ class Driver(Book):
         start_s = self.time()
         self.clock.on_fetch(this, start_s)
         self.spend()
-        self.clock.on_batch(this, start_s, self.time(), None)
+        self.clock.on_batch(this, start_s, self.time())
 
     def end(self, this: Pass) -> None:
         start_s = self.time()

@@ -30,6 +30,12 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.utils.data import DataLoader
 
 
+@pytest.fixture(params=["direct", "held"], autouse=True)
+def _border(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each loop twice: the clock hears of events at once, or of most of them late."""
+    monkeypatch.setattr(Watched, "holds", request.param == "held")
+
+
 def _watched(**options: Any) -> tuple[VirtualTime, SlowNet, Watched]:
     time = VirtualTime()
     net = SlowNet(time)
