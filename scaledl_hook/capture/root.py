@@ -188,7 +188,9 @@ def _queue_callback() -> Callable[[Callable[[], None]], None] | None:
     return getattr(engine, "queue_callback", None)
 
 
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
 def in_backward_pass() -> bool:
     """Whether this thread is inside the autograd engine."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1
+    return _graph_task() != -1
