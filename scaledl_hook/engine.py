@@ -14,31 +14,29 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from scaledl._version import __version__
 from scaledl.capture.meeting import Meeting
-from scaledl.capture.session import Capture, torch_version
+from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
 from scaledl.errors import is_strict
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator
-from scaledl.outlook import Outlook, feed, require
-from scaledl.predictor.eta import EtaEstimator
+from scaledl.outlook import Outlook, require
+from scaledl.pulse import Pulse
 from scaledl.records import (
     DeviceSample,
     EpochRecord,
-    Eta,
     LayerGraph,
     ParallelPlan,
     PhaseRecord,
     ProfileWindow,
     Progress,
     RunEnd,
-    RunInfo,
     ScalingReport,
     StepRecord,
 )
+from scaledl.remarks import remarks
 from scaledl.reporter import Reporter
-from scaledl.setting import cluster_of, model_name, place_of
+from scaledl.setting import cluster_of, model_name, place_of, run_info
 from scaledl.speaker import Speaker
 from scaledl.store import home_dir, new_run_id
 
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("scaledl")
 
 FLUSH_S = 1.0
-RECORD_S = 30.0
 STEPS_KEPT = 4096
 _num_runs = 0
 
@@ -86,14 +83,12 @@ class Engine:
         self._reporter = Reporter(
             config, self._model_name, self.capture, self._outlook, self.journal, self._narrator
         )
-        self.estimator = EtaEstimator()
-        self.eta: Eta | None = None
+        self.pulse = Pulse(self.journal.write)
         self._fresh: list[StepRecord] = []
         self._epoch_walls_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._epoch_own_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._phases: deque[PhaseRecord] = deque(maxlen=STEPS_KEPT)
         self._last_flush_s = self._started_s
-        self._eta_mark: int | None = None
         self._own_s = 0.0
         self._train_s = 0.0
 
@@ -157,16 +152,13 @@ class Engine:
 
     def _write_info(self, plan: ParallelPlan) -> None:
         self.journal.write_info(
-            RunInfo(
-                run_id=self.journal.run_id or "",
-                started_at=self._wall(self._started_s),
-                model=self._model_name,
+            run_info(
+                self._config,
+                self.journal.run_id or "",
+                self._model_name,
+                self._wall(self._started_s),
                 cluster=self._cluster,
                 plan=plan,
-                scaledl_version=__version__,
-                torch_version=torch_version(),
-                epochs=self._config.epochs,
-                total_steps=self._config.total_steps,
             )
         )
 
@@ -193,7 +185,7 @@ class Engine:
         self._hand_on(time.perf_counter())
         phase = msgspec.structs.replace(phase, at_s=self._wall(phase.at_s))
         self._phases.append(phase)
-        self._part("ETA", lambda: self.estimator.on_phase(phase))
+        self._part("ETA", lambda: self.pulse.add_phase(phase))
         self._part("journal", lambda: self.journal.write(phase))
 
     def on_epoch(self, epoch: EpochRecord) -> None:
@@ -211,7 +203,7 @@ class Engine:
             energy_j=self.capture.sampler.energy_j,
         )
         self._part("journal", lambda: self._note_epoch(epoch))
-        self._part("ETA", lambda: self.estimator.on_epoch(epoch))
+        self._part("ETA", lambda: self.pulse.add_epoch(epoch))
         phases = tuple(self._phases)
         self._phases.clear()
         self._part("report", lambda: self._report(epoch, phases))
@@ -304,7 +296,7 @@ class Engine:
         self._last_flush_s = now_s
         self._hand_on(now_s)
         self._part("common run id", self._meet)
-        self._part("ETA", lambda: self._estimate(self._wall(now_s)))
+        self._part("ETA", lambda: self.pulse.beat(self.progress(), self._wall(now_s)))
         if draw and self._rank == 0:
             self._part("live line", self._draw)
         self._own_s += time.perf_counter() - now_s
@@ -313,20 +305,14 @@ class Engine:
         fresh, self._fresh = self._fresh, []
         at_s = self._wall(now_s)
         self._part("step records", lambda: self._note_steps(fresh, at_s))
-        self._part("ETA", lambda: feed(self.estimator, fresh))
+        self._part("ETA", lambda: self.pulse.add_steps(fresh))
 
     def _note_steps(self, fresh: list[StepRecord], at_s: float) -> None:
         for step in fresh:
             self.journal.add_step(step, at_s)
 
-    def _estimate(self, at_s: float) -> None:
-        progress = self.progress()
-        if progress.step > progress.first_step:
-            self.eta = self.estimator.estimate(progress, at_s)
-            self._record_eta(self.eta, progress)
-
     def _draw(self) -> None:
-        eta, progress, price = self.eta, self.progress(), self._cluster.usd_per_gpu_hour
+        eta, progress, price = self.pulse.eta, self.progress(), self._cluster.usd_per_gpu_hour
         if eta is not None:
             self._narrator.progress(
                 eta,
@@ -336,34 +322,15 @@ class Engine:
             )
             self._tell_once(progress)
 
-    def _record_eta(self, eta: Eta, progress: Progress) -> None:
-        """Keep an estimate for each percent of the run, or every half minute."""
-        total = progress.total_steps
-        passed = int(100 * progress.step / total) if total else int(eta.at_s // RECORD_S)
-        if passed != self._eta_mark:
-            self._eta_mark = passed
-            self.journal.write(eta)
-
     def _tell_once(self, progress: Progress) -> None:
-        if self._config.epochs is None and self._config.total_steps is None:
-            self.on_guess(
-                "total",
-                "total steps unknown: showing the epoch's ETA only. "
-                "Pass epochs= or total_steps= for the whole run.",
-            )
-        if self._cluster.num_gpus > 1 and self.capture.clock.feeds.walks_all_samples:
-            self.on_guess(
-                "same-data",
-                "every rank walks the whole data set: more ranks then do more work, not the same "
-                "work faster. A DistributedSampler would split it.",
-            )
-        given, seen = self._config.steps_per_epoch, progress.steps_per_epoch
-        if given is not None and seen is not None and given != seen:
-            self.on_guess(
-                "steps_per_epoch",
-                f"steps_per_epoch={given} was given, but the loader and its accumulation give "
-                f"{seen} optimizer steps: {seen} is used.",
-            )
+        walks_all = self.capture.clock.feeds.walks_all_samples
+        for key, text in remarks(
+            self._config,
+            progress,
+            num_gpus=self._cluster.num_gpus,
+            walks_all_samples=walks_all,
+        ):
+            self.on_guess(key, text)
 
     def _meet(self) -> None:
         if self._rank == 0:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from scaledl.config import TrackConfig
 from scaledl.errors import UsageError
-from scaledl.predictor.eta import EtaEstimator
 from scaledl.predictor.forecaster import Forecaster
 from scaledl.predictor.regime import measure
 from scaledl.predictor.whatif import scaling_rows
@@ -172,21 +171,3 @@ def require(measurement: Measurement | None) -> Measurement:
             "Call it after about 20 steps."
         )
     return measurement
-
-
-def feed(estimator: EtaEstimator, steps: list[StepRecord]) -> None:
-    """Hand runs of ordinary steps of one epoch to the estimator.
-
-    A sampled step is handed on with the time of its neighbours: it took its turn, but its own time
-    holds what sampling cost.
-    """
-    walls: list[float] = []
-    for index, step in enumerate(steps):
-        wall_s = step.wall_s
-        if step.tags and (walls or index + 1 < len(steps)):
-            wall_s = min(wall_s, walls[-1] if walls else steps[index + 1].wall_s)
-        walls.append(wall_s)
-        last = index + 1 == len(steps)
-        if last or steps[index + 1].epoch != step.epoch:
-            estimator.on_steps(walls, step.step - len(walls), step.epoch)
-            walls = []

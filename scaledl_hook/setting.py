@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from scaledl._version import __version__
 from scaledl.capture.environ import Environment
 from scaledl.capture.names import unwrap
+from scaledl.capture.session import torch_version
 from scaledl.config import TrackConfig
 from scaledl.predictor.devices import default_links, find_gpu
-from scaledl.records import ClusterSpec, GpuSpec
+from scaledl.records import ClusterSpec, GpuSpec, ParallelPlan, RunInfo
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +33,29 @@ def cluster_of(environment: Environment, config: TrackConfig) -> ClusterSpec:
     if config.usd_per_gpu_hour is not None:
         cluster = msgspec.structs.replace(cluster, usd_per_gpu_hour=config.usd_per_gpu_hour)
     return cluster
+
+
+def run_info(
+    config: TrackConfig,
+    run_id: str,
+    model: str,
+    started_at: float,
+    *,
+    cluster: ClusterSpec,
+    plan: ParallelPlan,
+) -> RunInfo:
+    """What a run's folder says of the run as a whole; ``started_at`` in Unix seconds."""
+    return RunInfo(
+        run_id=run_id,
+        started_at=started_at,
+        model=model,
+        cluster=cluster,
+        plan=plan,
+        scaledl_version=__version__,
+        torch_version=torch_version(),
+        epochs=config.epochs,
+        total_steps=config.total_steps,
+    )
 
 
 def model_name(model: "nn.Module") -> str:

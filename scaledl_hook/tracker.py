@@ -129,7 +129,7 @@ class Tracker:
             self._core = Engine(self._model, self._config, self._loader)
             self._core.start()
             if self._state is not None:
-                self._core.estimator.load_state_dict(self._state)
+                self._core.pulse.estimator.load_state_dict(self._state)
         except UsageError:
             self._abandon()
             raise
@@ -144,7 +144,12 @@ class Tracker:
         _open.pop(self._model, None)
         core, self._core = self._core, None
         if core is not None:
-            core.detach()
+            try:
+                core.detach()
+            except Exception as error:
+                if is_strict():
+                    raise
+                _log.warning("scaledl could not clean up (%r).", error)
 
     def __exit__(
         self,
@@ -212,7 +217,7 @@ class Tracker:
     def eta(self) -> Eta | None:
         """The latest estimate; ``None`` before the first step."""
         core = self._core or self._past
-        return core.eta if core is not None else None
+        return core.pulse.eta if core is not None else None
 
     @property
     def run_id(self) -> str | None:
@@ -264,7 +269,11 @@ class Tracker:
         if core is None:
             return {}
         core.capture.settle()
-        return {"version": 1, "step": core.capture.clock.step, "eta": core.estimator.state_dict()}
+        return {
+            "version": 1,
+            "step": core.capture.clock.step,
+            "eta": core.pulse.estimator.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from an earlier run's :meth:`state_dict`: rates are kept, counts are not mixed.
@@ -284,7 +293,7 @@ class Tracker:
             raise UsageError(str(error)) from None
         self._state = state["eta"]
         if self._core is not None:
-            self._core.estimator.load_state_dict(self._state)
+            self._core.pulse.estimator.load_state_dict(self._state)
 
     def __repr__(self) -> str:
         return f"<scaledl.Tracker run={self.run_id} {self.eta or ''}>"

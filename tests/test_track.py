@@ -742,7 +742,7 @@ def test_U11_a_run_that_was_killed_can_be_read_and_does_not_stop_the_next(tmp_pa
     body = """
     def on_step(step):
         time.sleep(0.01)
-        if step == 120:
+        if step == 200:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with scaledl.track(model, epochs=100, report="none"):
@@ -756,7 +756,7 @@ def test_U11_a_run_that_was_killed_can_be_read_and_does_not_stop_the_next(tmp_pa
     killed = scaledl.open_run("latest", home=home)
     assert killed.ended is None
     assert killed.state != "finished"
-    assert len(killed.epochs) >= 9
+    assert len(killed.epochs) >= 12  # of 20; the writer is at most a second behind
     assert killed.graph is not None
     assert "epoch" in killed.render("console", layers=5)
     assert sorted(path.name for path in killed.folder.iterdir()) == ["rank0.jsonl", "run.json"]
@@ -950,6 +950,8 @@ def test_K05_without_a_private_name_of_torch_training_goes_on_and_steps_are_coun
             patch.setattr("scaledl.capture.root._queue_callback", lambda: None)
         else:
             patch.delattr(name)
+            if name == "torch._C._current_graph_task_id":  # looked up at import
+                patch.setattr("scaledl.capture.root._graph_task", lambda: -1)
         # strict: a missing name is met by a fallback, not by an error
         tracked = train("plain", quietly(run_dir=tmp_path), num_steps=24)
     assert tracked.as_dict() == expected
