@@ -56,7 +56,8 @@ def draw(screen: pyte.Screen, title: str) -> str:
                 shown = cell.data.replace(" ", "\u00a0")
                 line.append(shown, style=f"{style} {color}".strip() or None)
             console.print(line, no_wrap=True, highlight=False)
-        return console.export_svg(title=title)
+        picture = console.export_svg(title=title)
+        return picture.replace("<text ", '<text xml:space="preserve" ')
 
 
 def main() -> None:
