@@ -21,6 +21,7 @@ from scaledl.records import (
     ParallelPlan,
     ProfileWindow,
     ScalingReport,
+    ScalingRow,
     StepRecord,
 )
 from scaledl.relatives import load_relatives
@@ -52,6 +53,7 @@ class Outlook:
         self._windows: deque[ProfileWindow] = deque(maxlen=_WINDOWS_KEPT)
         self._first = True
         self._knows_relatives = False
+        self.told: ScalingRow | None = None  # an earlier run's forecast of this one
         self.latest: Measurement | None = None
         self.graph: LayerGraph | None = None
         self._num_samples: int | None = None
@@ -103,9 +105,9 @@ class Outlook:
         """Predict, compare, then learn; other runs of the same model are learned first."""
         if self._config.learner != "off" and not self._knows_relatives:
             self._knows_relatives = True
-            for other in load_relatives(
-                self._home, measurement.signature, run_id, like=measurement
-            ):
+            family = load_relatives(self._home, measurement.signature, run_id, like=measurement)
+            self.told = family.told(measurement)
+            for other in family.measurements:
                 if other.cluster.num_gpus != measurement.cluster.num_gpus:
                     self._forecaster.learn(other)
         if self._forecaster.measurements and self._config.learner != "off":

@@ -78,7 +78,7 @@ class PastRun(RecordedRun):
         base = self.measurements[-1]
         forecaster = Forecaster()
         relatives = load_relatives(self.folder.parent, base.signature, self.info.run_id, like=base)
-        for measurement in [*relatives, *self.measurements]:
+        for measurement in [*relatives.measurements, *self.measurements]:
             forecaster.learn(measurement)
         price = self.info.cluster.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
         query = build_query(

@@ -18,6 +18,7 @@ from scaledl.records import (
     RunEnd,
     ScalingReport,
 )
+from scaledl.report.scaling import audit_text
 from scaledl.store import read_tail
 
 # A report costs milliseconds; with very short epochs only so many of them are made.
@@ -100,6 +101,11 @@ class Reporter:
             power_w=sampler.power_w,
         )
         self._outlook.learn(measured, run_id)
+        told, self._outlook.told = self._outlook.told, None
+        if told is not None:
+            note = self._narrator.tell("audit", audit_text(told, measured))
+            if note is not None:
+                self._journal.write(note)
         epochs = self._config.epochs
         report = self._outlook.report(
             measured,

@@ -229,10 +229,26 @@ def test_relatives_are_other_runs_of_the_same_model_on_the_same_kind_of_device(t
     write_run(tmp_path)
     write_run(tmp_path, other_run("a"), lines=(at_count(8, 0.2, 5.0), at_count(8, 0.13, 6.0)))
     write_run(tmp_path, other_run("b"), lines=(at_count(2, 0.4, 3.0), alien, newer))
-    found = load_relatives(tmp_path, "gpt2-toy", RUN, like=BASE)
+    found = load_relatives(tmp_path, "gpt2-toy", RUN, like=BASE).measurements
     assert [(m.cluster.num_gpus, m.step_s) for m in found] == [(2, 0.4), (8, 0.13)]
-    assert load_relatives(tmp_path, "", RUN) == []
-    assert load_relatives(tmp_path / "nowhere", "gpt2-toy", RUN) == []
+    assert load_relatives(tmp_path, "", RUN).measurements == ()
+    assert load_relatives(tmp_path / "nowhere", "gpt2-toy", RUN).measurements == ()
+
+
+def test_relatives_tell_what_was_forecast_for_this_count_and_batch(tmp_path):
+    report = scaling_report()
+    row = next(row for row in report.rows if row.num_gpus == 8)
+    write_run(tmp_path, other_run("a"), lines=(BASE, report))
+    cluster = msgspec.structs.replace(
+        BASE.cluster, num_gpus=8, gpus_per_node=max(8, row.gpus_per_node)
+    )
+    plan = msgspec.structs.replace(BASE.plan, batch_per_gpu=row.batch_per_gpu)
+    now = msgspec.structs.replace(BASE, cluster=cluster, plan=plan)
+    family = load_relatives(tmp_path, "gpt2-toy", RUN, like=now)
+    assert family.told(now) == row
+    other_batch = msgspec.structs.replace(plan, batch_per_gpu=(row.batch_per_gpu or 1) + 1)
+    assert family.told(msgspec.structs.replace(now, plan=other_batch)) is None
+    assert family.told(BASE) is None  # it was measured then, not forecast
 
 
 def test_relatives_survive_damaged_and_newer_runs(tmp_path):
@@ -242,7 +258,7 @@ def test_relatives_survive_damaged_and_newer_runs(tmp_path):
     (newer / "rank0.jsonl").write_bytes(b'{"type":"FileHead","schema":9}\n')
     (tmp_path / "runs" / "linked").mkdir()
     (tmp_path / "runs" / "linked" / "rank0.jsonl").symlink_to("/dev/zero")
-    assert load_relatives(tmp_path, "gpt2-toy", "x") == [BASE]
+    assert load_relatives(tmp_path, "gpt2-toy", "x").measurements == (BASE,)
 
 
 def test_relatives_read_a_bounded_number_of_runs(tmp_path, monkeypatch):
@@ -251,7 +267,7 @@ def test_relatives_read_a_bounded_number_of_runs(tmp_path, monkeypatch):
     for index in range(6):
         write_run(tmp_path, other_run(f"r{index}"), lines=(BASE,))
     monkeypatch.setattr(relatives, "_NEWEST_RELATIVES", 4)
-    assert len(load_relatives(tmp_path, "gpt2-toy", "x")) == 4
+    assert len(load_relatives(tmp_path, "gpt2-toy", "x").measurements) == 4
 
 
 def test_past_runs_need_no_torch(tmp_path):

@@ -26,7 +26,7 @@ import pyte
 import pytest
 import torch
 from fakes import FakeClock
-from samples import CLUSTER
+from samples import CLUSTER, scaling_rows
 from torch import nn
 from training import (
     BATCHES,
@@ -40,7 +40,17 @@ from training import (
 import scaledl
 from scaledl.config import TrackConfig
 from scaledl.errors import UsageError
-from scaledl.records import EpochRecord, Line, PhaseRecord, RunEnd, StepBlock
+from scaledl.records import (
+    EpochRecord,
+    Line,
+    Measurement,
+    Note,
+    PhaseRecord,
+    RunEnd,
+    ScalingRow,
+    StepBlock,
+)
+from scaledl.relatives import Family
 from scaledl.store import read_info, read_lines
 
 HERE = Path(__file__).resolve()
@@ -979,3 +989,22 @@ def test_a_cluster_given_by_the_user_keeps_its_links_and_price(tmp_path: Path) -
     known = read_info(run.folder).cluster
     assert (known.gpu, known.intra, known.inter) == (CLUSTER.gpu, CLUSTER.intra, CLUSTER.inter)
     assert known.num_gpus == 1
+
+
+def test_what_an_earlier_run_forecast_for_this_one_is_compared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Kin(Family, frozen=True):
+        def told(self, measured: Measurement) -> ScalingRow:
+            asked.append(measured.signature)
+            return scaling_rows()[0]
+
+    monkeypatch.setattr("scaledl.outlook.load_relatives", lambda *args, **kwargs: Kin())
+    with quietly(run_dir=tmp_path, epochs=3)(make_model()) as run:
+        for _ in range(3):
+            steps(run._model, make_loader(10))
+    notes = [note.text for note in of_kind(recorded(tmp_path), Note) if note.key == "audit"]
+    assert len(asked) == len(notes) == 1
+    assert notes[0].startswith("an earlier run's forecast for 1 process: told ")

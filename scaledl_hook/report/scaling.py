@@ -237,9 +237,12 @@ def counts_within(
 def audit_text(told: ScalingRow, measured: Measurement) -> str:
     """What an earlier forecast said against what came: ``2 GPUs: told 114 ms, it is 117 ms``."""
     seen_s, span = measured.step_s, told.step_s
+    unit = "process" if measured.host_shared else "GPU"
+    ending = "" if told.num_gpus == 1 else "es" if measured.host_shared else "s"
     verdict = "inside" if seen_s in span else "outside"
     return (
-        f"{told.num_gpus} GPUs: told {format_seconds(span.mean)}, it is {format_seconds(seen_s)} "
+        f"an earlier run's forecast for {told.num_gpus} {unit}{ending}: "
+        f"told {format_seconds(span.mean)}, it is {format_seconds(seen_s)} "
         f"({verdict} the {span.level * 100:.0f} % interval "
         f"{format_seconds(span.low)} to {format_seconds(span.high)})"
     )

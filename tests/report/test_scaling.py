@@ -168,7 +168,8 @@ def high_cost(row: ScalingRow) -> float:
 def test_audit_says_what_was_told_and_what_came():
     measured = msgspec.structs.replace(BASE, step_s=0.117)
     assert audit_text(scaling_rows()[3], measured) == (
-        "8 GPUs: told 114 ms, it is 117 ms (inside the 90 % interval 110 ms to 119 ms)"
+        "an earlier run's forecast for 8 GPUs: told 114 ms, it is 117 ms "
+        "(inside the 90 % interval 110 ms to 119 ms)"
     )
     late = msgspec.structs.replace(BASE, step_s=0.2)
     assert "it is 200 ms (outside" in audit_text(scaling_rows()[3], late)
