@@ -91,6 +91,7 @@ class StepClock:
         self._trains_in_eval = False
         self._phase: tuple[str, float] | None = None
         self._phase_depth = 0
+        self._phase_end_s = 0.0
 
     # --- loader passes ------------------------------------------------------------------------
 
@@ -239,6 +240,7 @@ class StepClock:
         kind, start_s = self._phase
         self._phase = None
         self._emit_phase(kind, start_s, now_s)
+        self._phase_end_s = now_s
         self.feeds.drop_evaluations()
 
     def stop(self, now_s: float) -> None:
@@ -288,7 +290,7 @@ class StepClock:
     # --- inside --------------------------------------------------------------------------------
 
     def _last_s(self) -> float:
-        return max(self._boundary_s, self._evaluation.end_s)
+        return max(self._boundary_s, self._evaluation.end_s, self._phase_end_s)
 
     def _begin_work(self, now_s: float) -> None:
         if not self._seen_work:

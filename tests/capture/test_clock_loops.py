@@ -1099,3 +1099,20 @@ def test_training_with_dynamic_batch_sampler_tells_the_true_samples_of_the_epoch
             train_step(net, optimizer, x)
     assert seen.steps_by_epoch == [3]
     assert seen.epochs[0].num_batches == 3
+
+
+def test_a_phase_after_the_last_epoch_is_in_its_duration_and_not_in_its_training():
+    time, net, seen = _watched()
+    optimizer = sgd(net, time)
+    with seen:
+        loader = seen.loader(list(batches(4, time)))
+        for _ in range(2):
+            for x in loader:
+                train_step(net, optimizer, x)
+            seen.clock.on_phase_start("eval", time())
+            time.spend(100.0)
+            seen.clock.on_phase_end(time())
+    first, last = seen.epochs
+    assert first.train_s == pytest.approx(last.train_s)
+    assert first.duration_s == pytest.approx(last.duration_s)
+    assert last.duration_s == pytest.approx(last.train_s + 100.0)
