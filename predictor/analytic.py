@@ -22,6 +22,7 @@ from scaledl.predictor.step_parts import (
     RUN_TO_RUN_LOG_SIGMA,
     Knowledge,
     batch_ratio,
+    between_jobs_log_sigma,
     draw_parts,
     fixed_prior_s,
     median_parts,
@@ -70,7 +71,8 @@ def forecast(
         raise UsageError("every measured step took 0 s. Measure again over more steps.")
     seen = _seen(anchors, cluster, plan)
     if seen is not None:
-        return _measured(seen, cluster, plan, level)
+        now = anchors[-1].num_gpus == seen.num_gpus
+        return _measured(seen, cluster, plan, level, now=now)
     return _modelled(anchors, cluster, plan, level)
 
 
@@ -114,12 +116,17 @@ def _seen(anchors: tuple[Anchor, ...], cluster: ClusterSpec, plan: ParallelPlan)
 
 
 def _measured(
-    anchor: Anchor, cluster: ClusterSpec, plan: ParallelPlan, level: float
+    anchor: Anchor, cluster: ClusterSpec, plan: ParallelPlan, level: float, *, now: bool
 ) -> StepForecast:
-    """The measurement itself, with the spread of its mean and the run-to-run floor."""
+    """The measurement itself, with the spread of its mean and the run-to-run floor.
+
+    One that is not of the count measured last is of another time, perhaps of another load: two such
+    differ as two jobs do.
+    """
     m, parts = anchor.measurement, anchor.parts
     relative = m.step_sigma_s / math.sqrt(max(1, m.num_steps)) / m.step_s
-    spread = math.exp(normal_quantile(level) * math.hypot(relative, RUN_TO_RUN_LOG_SIGMA))
+    floor = RUN_TO_RUN_LOG_SIGMA if now else math.sqrt(2) * between_jobs_log_sigma(anchor)
+    spread = math.exp(normal_quantile(level) * math.hypot(relative, floor))
     fixed = fixed_prior_s(anchor) * plan.grad_accum
     wait_s = min(parts.comm_exposed_s, median_wait_s(anchor, cluster.num_gpus, parts.compute_s))
     cause, fraction = find_cause(parts, fixed, wait_s, cluster, plan, m.plan)
@@ -131,6 +138,7 @@ def _measured(
         basis="measured",
         bottleneck=cause,
         bottleneck_fraction=fraction,
+        caveats=() if now else ("measured-earlier",),
     )
 
 

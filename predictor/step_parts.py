@@ -238,6 +238,11 @@ def _optimizer_share(own: ParallelPlan, plan: ParallelPlan) -> float:
     return before / after
 
 
+def between_jobs_log_sigma(anchor: Anchor) -> float:
+    """log-sd between jobs that differ in nothing the model sees."""
+    return HOST_RUN_LOG_SIGMA if anchor.measurement.host_shared else PLACEMENT_LOG_SIGMA
+
+
 def _doubt(
     anchor: Anchor, cluster: ClusterSpec, plan: ParallelPlan, normals: FloatArray
 ) -> FloatArray:
@@ -250,7 +255,7 @@ def _doubt(
     if is_sharded(own.plan) != is_sharded(plan):
         structure = math.hypot(structure, OTHER_STRATEGY_LOG_SIGMA)
     relative = own.step_sigma_s / math.sqrt(max(1, own.num_steps)) / own.step_s
-    between = HOST_RUN_LOG_SIGMA if own.host_shared else PLACEMENT_LOG_SIGMA
+    between = between_jobs_log_sigma(anchor)
     run = math.hypot(relative, math.sqrt(2) * between)  # the anchor's and its own
     return np.asarray(structure * normals[:, STRUCTURE] + run * normals[:, RUN])
 

@@ -43,6 +43,7 @@ CAVEAT_TEXT: dict[str, str] = {
     "input-may-not-scale": "input wait is over a tenth of the step and may not shrink with GPUs",
     "host-shared": "the processes share one host and compete for its cores and memory",
     "one-count-only": "one count was measured: how it scales rests on the model",
+    "measured-earlier": "rows marked 'earlier' are of another run: the load may have been another",
     "size-unknown": "the gradients' size was not seen: it is taken from the parameters",
     "batch-unknown": "the batch size was not seen: steps per epoch are taken as they are",
 }

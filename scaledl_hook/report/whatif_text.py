@@ -112,7 +112,7 @@ def _step_cells(row: ScalingRow, report: ScalingReport, unit: str, factor: float
     about = "~" if is_far(row, report) else ""
     step = f"{about}{by_doubt(row.step_s.mean * factor, half * factor)} {unit}"
     if row.basis == "measured":
-        return [step, "measured"]
+        return [step, "earlier" if "measured-earlier" in row.caveats else "measured"]
     return [step, f"{range_text(row.step_s, factor)} {_basis_text(row, report)}".rstrip()]
 
 

@@ -365,3 +365,14 @@ def test_bare_measurement_still_gives_a_forecast(
     f = forecast([m], QUIET.cluster(asked), QUIET.plan(asked, 16))
     assert f.step_s.mean > 0
     assert f.parts.total_s == pytest.approx(f.step_s.mean)
+
+
+def test_a_count_measured_by_an_earlier_run_is_marked_and_doubted_more() -> None:
+    one, two = QUIET.measure(1, 16), QUIET.measure(2, 16)
+    now = forecast([one, two], two.cluster, two.plan)
+    earlier = forecast([two, one], two.cluster, two.plan)
+    assert now.basis == earlier.basis == "measured"
+    assert now.caveats == ()
+    assert earlier.caveats == ("measured-earlier",)
+    assert earlier.step_s.mean == now.step_s.mean
+    assert earlier.step_s.high > 1.02 * now.step_s.high
