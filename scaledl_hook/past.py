@@ -9,6 +9,7 @@ import msgspec
 
 from scaledl import store
 from scaledl.errors import StoreError, UsageError
+from scaledl.imported import NO_WHAT_IF
 from scaledl.query import build_query
 from scaledl.recorded import RecordedRun
 from scaledl.records import (
@@ -71,6 +72,9 @@ class PastRun(RecordedRun):
         from scaledl.predictor.whatif import scaling_rows
 
         if not self.measurements:
+            said = [note.text for note in self.notes if note.key == NO_WHAT_IF]
+            if said:  # an imported trace
+                raise StoreError(f"run {self.info.run_id} has no what-if: {said[-1]}")
             raise StoreError(
                 f"run {self.info.run_id} holds no steady step: nothing to forecast from. "
                 "Train for at least 20 steps under track()."

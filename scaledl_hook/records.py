@@ -597,11 +597,13 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     ``nccl`` counts as communication what is named so; ``comm`` also kernels that communicate under
     other names. ``announced`` are collectives that the host recorded, whether or not a kernel ran.
+    ``step_times_s`` are the steps by the source in ``step_source`` (empty: no step can be told).
     ``input_wait_s`` is time inside the data loader in which the GPU did nothing.
     """
 
     file: str
     gpu: str | None
+    gpus_on_host: int | None
     rank: int | None
     world_size: int | None
     backend: str | None
@@ -611,6 +613,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[TraceMark, ...]
     gpu_steps: tuple[TraceMark, ...]
     optimizer_starts_s: tuple[float, ...]
+    step_times_s: tuple[float, ...]
+    step_source: Literal["optimizer", "profiler", "gpu", ""]
     nccl: TraceComm
     comm: TraceComm
     gpu_busy_s: float

@@ -192,7 +192,7 @@ class Collector:
         if args.collective == "wait" or (told.op == "unknown" and told.num_bytes is None):
             return
         if len(self.hints) >= MAX_COLLECTIVES:
-            raise self._wrong(event, f"over {MAX_COLLECTIVES} collectives", "profile less")
+            raise self._wrong(event, f"over {MAX_COLLECTIVES} peers", "profile fewer steps")
         self.hints.append(
             Hint(
                 thread=str(event.tid),

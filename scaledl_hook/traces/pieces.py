@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -109,7 +109,9 @@ class TraceFile:
             magic = stream.read(2)
         if not magic:
             raise self._wrong("is empty (0 bytes)", "Export it again.")
-        return gzip.open(self.path, "rb") if magic == b"\x1f\x8b" else self.path.open("rb")
+        if magic == b"\x1f\x8b":
+            return cast(IO[bytes], gzip.open(self.path, "rb"))
+        return self.path.open("rb")
 
     def _more(self, stream: IO[bytes]) -> bytes:
         data = stream.read(CHUNK_BYTES)

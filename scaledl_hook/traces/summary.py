@@ -19,6 +19,7 @@ from scaledl.records import (
 from scaledl.traces.collect import Collector, Told
 from scaledl.traces.matching import announced, tell
 from scaledl.traces.pieces import TraceFile
+from scaledl.traces.steps import step_times
 from scaledl.units import printable
 
 DEFAULT_MAX_BYTES = 2e9
@@ -57,18 +58,24 @@ def _summary(file: TraceFile, seen: Collector) -> TraceSummary:
     waits = union(_spans(seen.input))
     info = file.distributed_info if isinstance(file.distributed_info, dict) else {}
     told = tell(seen.comm, seen.hints, seen.launches)
+    steps, gpu_steps = _marks(seen, seen.steps), _marks(seen, seen.gpu_steps)
+    optimizers = tuple(sorted((t - seen.first_us) * _US for t in seen.optimizers))
+    times_s, source = step_times(steps, gpu_steps, optimizers)
     return TraceSummary(
         file=file.path.name,
         gpu=_gpu_name(file.device_properties, seen.gpu_ids),
+        gpus_on_host=_num_devices(file.device_properties),
         rank=_count(info.get("rank"), 0),
         world_size=_count(info.get("world_size"), 1),
         backend=info.get("backend") if isinstance(info.get("backend"), str) else None,
         strategy=_strategy(seen),
         num_kernels=len(compute) + len(seen.comm),
         span_s=(seen.end_us - seen.first_us) * _US,
-        steps=_marks(seen, seen.steps),
-        gpu_steps=_marks(seen, seen.gpu_steps),
-        optimizer_starts_s=tuple(sorted((t - seen.first_us) * _US for t in seen.optimizers)),
+        steps=steps,
+        gpu_steps=gpu_steps,
+        optimizer_starts_s=optimizers,
+        step_times_s=times_s,
+        step_source=source,
         nccl=_comm(nccl, np.concatenate((compute, other))),
         comm=_comm(np.concatenate((nccl, other)), compute),
         gpu_busy_s=total(busy) * _US,
@@ -143,6 +150,11 @@ def _gpu_name(devices: Any, kernels_of: dict[Any, int]) -> str | None:
         most = max(kernels_of, key=lambda gpu: kernels_of[gpu])
         names = {d["name"] for d in named if d.get("id") == most}
     return names.pop() if len(names) == 1 else None
+
+
+def _num_devices(devices: Any) -> int | None:
+    """How many GPUs the process saw; it may have been shown only some of the machine's."""
+    return len(devices) or None if isinstance(devices, list) else None
 
 
 def _count(value: Any, least: int) -> int | None:
