@@ -79,12 +79,12 @@ def record_job(job: TraceJob, home: Path, stated: Stated, now_s: float) -> Impor
         plan=plan,
         scaledl_version=__version__,
     )
-    measured = _measurement(job, cluster, plan, stated, now_s) if problem is None else None
     for index, trace in enumerate(job.traces):
         lines = _lines(trace, world, now_s)
         if index == 0:
-            lines += [measured] if measured is not None else []
-            lines.append(Note(at_s=now_s, key="imported", text=_about(trace)))
+            if trace.num_kernels:
+                lines.append(_measurement(job, cluster, plan, stated, now_s))
+            lines.append(Note(at_s=now_s, key="imported", text=_about(trace, world, stated)))
             if problem is not None:
                 lines.append(Note(at_s=now_s, key=NO_WHAT_IF, text=problem))
         lines.append(RunEnd(at_s=now_s, step=num_steps(trace), outcome="finished"))
@@ -92,10 +92,12 @@ def record_job(job: TraceJob, home: Path, stated: Stated, now_s: float) -> Impor
     return Imported(run_id=info.run_id, no_what_if=problem)
 
 
-def _about(trace: TraceSummary) -> str:
+def _about(trace: TraceSummary, world: int, stated: Stated) -> str:
     said = f"imported from the trace {trace.file}; profiled steps are slower than others"
     if any(c.group_size is None for c in trace.collectives):
         said += "; group sizes that the trace does not tell are shown as the world size"
+    if _gpus_per_node(trace, world, stated) is None:
+        said += "; GPUs per machine are unknown and shown as at most 8"
     return said
 
 
@@ -132,8 +134,11 @@ def what_if_problem(job: TraceJob, world: int, stated: Stated) -> str | None:
 
 
 def trace_parts(trace: TraceSummary) -> StepParts:
-    """Mean parts of a step: totals of the trace over its steps; what is left over is ``other``."""
-    step_s = statistics.fmean(trace.step_times_s)
+    """Parts of the median step: totals of the trace over its steps; the rest is ``other``.
+
+    The median, because steps are few and the first one under a profiler is often an odd one.
+    """
+    step_s = statistics.median(trace.step_times_s)
     each = max(1, num_steps(trace))
     known = np.array([trace.comm.compute_union_s, trace.comm.exposed_s, trace.input_wait_s]) / each
     total = float(known.sum())
@@ -209,15 +214,15 @@ def _measurement(
 ) -> Measurement:
     first = job.traces[0]
     own_s = [
-        statistics.fmean(t.step_times_s) - _waiting_s(job, i) for i, t in enumerate(job.traces)
+        statistics.median(t.step_times_s) - _waiting_s(job, i) for i, t in enumerate(job.traces)
     ]
     return Measurement(
         cluster=cluster,
         plan=plan,
-        step_s=statistics.fmean(first.step_times_s),
+        step_s=statistics.median(first.step_times_s),
         parts=trace_parts(first),
         num_steps=len(first.step_times_s),
-        step_sigma_s=statistics.stdev(first.step_times_s),
+        step_sigma_s=statistics.stdev(first.step_times_s) if len(first.step_times_s) > 1 else 0.0,
         rank_sigma_s=statistics.stdev(own_s) if len(own_s) > 1 and job.matched else None,
         param_bytes=round(_gradient_bytes(job, stated) or 0) or None,
         at_s=now_s,

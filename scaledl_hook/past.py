@@ -65,16 +65,17 @@ class PastRun(RecordedRun):
             now_s: Time stamp of the report.
 
         Raises:
-            StoreError: the run has no steady step to forecast from.
+            StoreError: the run has no steady step to forecast from, or was imported from a trace
+                that tells too little.
             UsageError: a count, link or price that cannot be.
         """
         from scaledl.predictor.forecaster import Forecaster
         from scaledl.predictor.whatif import scaling_rows
 
+        refused = [note.text for note in self.notes if note.key == NO_WHAT_IF]
+        if refused:  # an imported trace
+            raise StoreError(f"run {self.info.run_id} has no what-if: {refused[-1]}")
         if not self.measurements:
-            said = [note.text for note in self.notes if note.key == NO_WHAT_IF]
-            if said:  # an imported trace
-                raise StoreError(f"run {self.info.run_id} has no what-if: {said[-1]}")
             raise StoreError(
                 f"run {self.info.run_id} holds no steady step: nothing to forecast from. "
                 "Train for at least 20 steps under track()."

@@ -18,7 +18,7 @@ import msgspec
 from scaledl.errors import UsageError
 from scaledl.units import format_bytes, printable
 
-CHUNK_BYTES = 4 * 2**20
+CHUNK_BYTES = 1 * 2**20
 MAX_EVENT_BYTES = 32 * 2**20
 """Largest single event, and largest head or tail around the list of events."""
 _MAX_TRIES = 24
