@@ -13,8 +13,8 @@ from scaledl.units import printable
 
 LATEST_US = 1e16  # the year 2286 as a Unix time; later stamps are damage
 LONGEST_US = 1e13  # 116 days
-MAX_COLLECTIVES = 1_000_000
-"""More communication kernels than any sensible trace has; each of them is kept."""
+MAX_KEPT = 1_000_000
+"""More communication kernels, host records, marks or threads than any sensible trace has."""
 
 
 class Args(msgspec.Struct, frozen=True):
@@ -137,6 +137,7 @@ class Collector:
         elif kind == "memory":
             self.memory.extend(self._span(event))
         elif name.startswith("ProfilerStep"):
+            self._check_room(event, len(self.gpu_steps))
             self.gpu_steps.extend(self._span(event))
 
     # --- one kind each -------------------------------------------------------------------------
@@ -144,15 +145,13 @@ class Collector:
     def _kernel(self, event: Event, name: str) -> None:
         start, end = self._span(event)
         gpu = event.pid if isinstance(event.pid, int) else None
-        self.gpu_ids[gpu] = self.gpu_ids.get(gpu, 0) + 1
+        if gpu in self.gpu_ids or len(self.gpu_ids) < MAX_KEPT:
+            self.gpu_ids[gpu] = self.gpu_ids.get(gpu, 0) + 1
         how = communicates(name)
         if not how:
             self.compute.extend((start, end))
             return
-        if len(self.comm) >= MAX_COLLECTIVES:
-            raise self._wrong(
-                event, f"over {MAX_COLLECTIVES} communication kernels", "profile less"
-            )
+        self._check_room(event, len(self.comm))
         args = _args(event)
         told = _told(args, name)
         self.comm.append(
@@ -169,9 +168,11 @@ class Collector:
     def _launch(self, event: Event) -> None:
         correlation = _whole(_args(event).correlation)
         if correlation is not None:
+            self._check_room(event, len(self.launches.threads))
             self.launches.add(correlation, self._span(event)[0], str(event.tid))
 
     def _host(self, event: Event, name: str) -> None:
+        self._check_room(event, max(len(self.steps), len(self.optimizers)))
         if name == "record_param_comms" or name.startswith("nccl:"):
             self._hint(event, name)
         elif name.startswith("ProfilerStep"):
@@ -191,8 +192,7 @@ class Collector:
         told = _told(args, name)
         if args.collective == "wait" or (told.op == "unknown" and told.num_bytes is None):
             return
-        if len(self.hints) >= MAX_COLLECTIVES:
-            raise self._wrong(event, f"over {MAX_COLLECTIVES} peers", "profile fewer steps")
+        self._check_room(event, len(self.hints))
         self.hints.append(
             Hint(
                 thread=str(event.tid),
@@ -224,6 +224,11 @@ class Collector:
         if not math.isfinite(number) or number < 0 or number > most:
             raise self._wrong(event, f"{key} {value!r}", f"it must lie in 0 to {most:g} us")
         return number
+
+    def _check_room(self, event: Event, kept: int) -> None:
+        if kept >= MAX_KEPT:
+            seen = f"over {MAX_KEPT} of its kind before it"
+            raise self._wrong(event, seen, "profile fewer steps")
 
     def _wrong(self, event: Event, seen: str, rule: str) -> UsageError:
         name = printable(str(event.name), 60)

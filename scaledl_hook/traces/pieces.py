@@ -6,6 +6,7 @@ by the decoder: the piece with brackets around it is a valid list in the first c
 brackets of an event that is cut open do not balance.
 """
 
+import contextlib
 import gzip
 import re
 import zlib
@@ -175,9 +176,10 @@ class TraceFile:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return False
         for name in ("device_properties", "distributed_info"):
-            value = msgspec.json.decode(getattr(found, name))
-            if value is not None:
-                self._found[name] = value
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                value = msgspec.json.decode(getattr(found, name))
+                if value is not None:
+                    self._found[name] = value
         return True
 
     def _read_tail(self, stream: IO[bytes], rest: bytes, *, is_list: bool) -> None:
