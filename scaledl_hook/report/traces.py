@@ -42,6 +42,9 @@ def render_ranks(job: TraceJob, *, width: int = 96, unicode: bool = True) -> str
         f"{len(job.traces)} ranks share {len(job.matched)} collectives: transfer "
         f"{format_seconds(transfer_s)} (the shortest of each), the rest is waiting for peers"
     )
+    world = job.traces[0].world_size
+    if world is not None and len(job.traces) < world:
+        text += f"; a rank that is not here may have been faster ({world} in the job)"
     columns = [Column(title=t) for t in ("rank", "in collectives", "waiting")]
     cells = []
     for index, trace in enumerate(job.traces):

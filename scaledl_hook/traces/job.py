@@ -1,7 +1,7 @@
 """Several ranks of one job: what of a collective is transfer and what is waiting for peers."""
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from scaledl.records import MatchedCollective, TraceCollective, TraceJob, TraceSummary
 
@@ -39,25 +39,28 @@ def _job(traces: Sequence[TraceSummary]) -> TraceJob:
 
 
 def match(traces: Sequence[TraceSummary]) -> tuple[MatchedCollective, ...]:
-    """Collectives that all ranks took part in, in the order of the first.
+    """Collectives that all ranks took part in, in the order of the first; empty if they differ.
 
     The n-th of an operation on one rank is the n-th of it on another: a communicator has one order
-    for all its ranks. An operation whose counts differ was cut or sampled and is left out, and so
-    is one whose known sizes differ (its groups are others).
+    for all its ranks. Where counts differ, or known sizes of an all-reduce, a trace was cut or
+    sampled or the ranks belong to other groups: then the order tells nothing and none is matched.
     """
     if len(traces) < 2:
         return ()
     by_rank = [_by_op(trace.collectives) for trace in traces]
-    counts = [Counter({op: len(each) for op, each in ops.items()}) for ops in by_rank]
+    if any(_counts(ops) != _counts(by_rank[0]) for ops in by_rank):
+        return ()
     found: list[tuple[float, MatchedCollective]] = []
     for op in by_rank[0]:
-        if len({count[op] for count in counts}) != 1:
-            continue
-        rows = list(zip(*(ops[op] for ops in by_rank), strict=True))
-        if op == "all_reduce" and any(len({c.num_bytes for c in row}) > 1 for row in rows):
-            continue
-        found += [(row[0].start_s, _matched(row)) for row in rows]
+        for row in zip(*(ops[op] for ops in by_rank), strict=True):
+            if op == "all_reduce" and len({c.num_bytes for c in row}) > 1:
+                return ()
+            found.append((row[0].start_s, _matched(row)))
     return tuple(each for _, each in sorted(found, key=lambda pair: pair[0]))
+
+
+def _counts(ops: Mapping[str, Sequence[TraceCollective]]) -> dict[str, int]:
+    return {op: len(each) for op, each in ops.items()}
 
 
 def _by_op(collectives: Sequence[TraceCollective]) -> dict[str, list[TraceCollective]]:

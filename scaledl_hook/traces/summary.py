@@ -23,8 +23,8 @@ from scaledl.traces.steps import step_times
 from scaledl.units import printable
 
 DEFAULT_MAX_BYTES = 2e9
-"""Unpacked size up to which a trace is read. Real traces take some 15 MB whatever their size; a file
-of nothing but the shortest kernels takes about twice its size, since their times are all kept."""
+"""Unpacked size up to which a trace is read. Real traces take some 15 MB whatever their size; a
+file of nothing but the shortest kernels takes about twice its size, since all times are kept."""
 
 _US = 1e-6
 

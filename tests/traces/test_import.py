@@ -69,9 +69,21 @@ def test_the_shortest_kernel_of_all_ranks_is_the_transfer(cli, tmp_path):
 
 def test_ranks_that_took_part_in_other_collectives_are_not_matched(tmp_path):
     first, second = ranks(tmp_path, 100, 100)
-    write(second, document(training(3, comm_args=SIZES), rank=1, world=2))
-    (job,) = group_jobs([read_trace(first), read_trace(second)])
-    assert job.matched == ()
+    for events in (
+        training(3, comm_args=SIZES),
+        training(comm_args=SIZES | {"In msg nelems": 7, "Out msg nelems": 7}),
+    ):
+        write(second, document(events, rank=1, world=2))
+        (job,) = group_jobs([read_trace(first), read_trace(second)])
+        assert job.matched == ()
+
+
+def test_missing_ranks_are_said(cli, tmp_path):
+    paths = ranks(tmp_path, 300, 120, 200)
+    said = " ".join(cli("import", *paths[:2], "--dry-run")[1].split())
+    assert "2 ranks share 4 collectives" in said
+    assert "a rank that is not here may have been faster (3 in the job)" in said
+    assert "not here" not in cli("import", *paths, "--dry-run")[1]
 
 
 def test_traces_of_one_rank_are_jobs_of_their_own(tmp_path):
