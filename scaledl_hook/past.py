@@ -9,6 +9,7 @@ import msgspec
 
 from scaledl import store
 from scaledl.errors import StoreError, UsageError
+from scaledl.imported import NO_WHAT_IF
 from scaledl.query import build_query
 from scaledl.recorded import RecordedRun
 from scaledl.records import (
@@ -64,12 +65,16 @@ class PastRun(RecordedRun):
             now_s: Time stamp of the report.
 
         Raises:
-            StoreError: the run has no steady step to forecast from.
+            StoreError: the run has no steady step to forecast from, or was imported from a trace
+                that tells too little.
             UsageError: a count, link or price that cannot be.
         """
         from scaledl.predictor.forecaster import Forecaster
         from scaledl.predictor.whatif import scaling_rows
 
+        refused = [note.text for note in self.notes if note.key == NO_WHAT_IF]
+        if refused:  # an imported trace
+            raise StoreError(f"run {self.info.run_id} has no what-if: {refused[-1]}")
         if not self.measurements:
             raise StoreError(
                 f"run {self.info.run_id} holds no steady step: nothing to forecast from. "

@@ -543,6 +543,108 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     schema: int = SCHEMA
 
 
+# --- imported traces -----------------------------------------------------------------------------
+
+
+class TraceCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """One communication kernel of a trace; what the trace does not tell is ``None``.
+
+    ``num_bytes`` is the whole tensor (the larger of input and output). ``by_name`` tells whether
+    the kernel has "nccl" in its name. ``start_s`` counts from the trace's first event.
+    """
+
+    op: str
+    start_s: float
+    duration_s: float
+    num_bytes: int | None = None
+    group_size: int | None = None
+    by_name: bool = True
+
+    @property
+    def middle_s(self) -> float:
+        """The middle of the kernel, which tells the step it belongs to."""
+        return self.start_s + self.duration_s / 2
+
+
+class TraceComm(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication of a whole trace against its computation (all other kernels).
+
+    ``sum_s`` adds durations; ``union_s`` and ``compute_union_s`` count each moment once;
+    ``overlap_s`` is the time in which both ran.
+    """
+
+    num_kernels: int
+    sum_s: float
+    union_s: float
+    compute_union_s: float
+    overlap_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication beside which nothing was computed."""
+        return max(0.0, self.union_s - self.overlap_s)
+
+
+class TraceMark(msgspec.Struct, frozen=True, kw_only=True):
+    """One annotated range. ``start_s`` counts from the trace's first event."""
+
+    start_s: float
+    duration_s: float
+
+
+class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What one trace of one rank holds.
+
+    ``nccl`` counts as communication what is named so; ``comm`` also kernels that communicate under
+    other names. ``announced`` are collectives that the host recorded, whether or not a kernel ran.
+    ``step_times_s`` are the steps by the source in ``step_source`` (empty: no step can be told).
+    ``input_wait_s`` is time inside the data loader in which the GPU did nothing.
+    """
+
+    file: str
+    gpu: str | None
+    gpus_on_host: int | None
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    strategy: Strategy | None
+    num_kernels: int
+    span_s: float
+    steps: tuple[TraceMark, ...]
+    gpu_steps: tuple[TraceMark, ...]
+    optimizer_starts_s: tuple[float, ...]
+    step_times_s: tuple[float, ...]
+    step_source: Literal["optimizer", "profiler", "gpu", ""]
+    nccl: TraceComm
+    comm: TraceComm
+    gpu_busy_s: float
+    input_wait_s: float
+    collectives: tuple[TraceCollective, ...]
+    announced: tuple[TraceCollective, ...]
+    num_events: int
+    unpacked_bytes: int
+
+
+class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective seen by several ranks.
+
+    A rank's kernel also waits for the slowest rank: the shortest duration is the transfer, what a
+    rank's own kernel took beyond it is waiting. Both in the order of the ranks.
+    """
+
+    op: str
+    num_bytes: int | None
+    transfer_s: float
+    waits_s: tuple[float, ...]
+
+
+class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The traces of one job, by rank, and the collectives they share (none: not matched)."""
+
+    traces: tuple[TraceSummary, ...]
+    matched: tuple[MatchedCollective, ...] = ()
+
+
 Line = (
     StepBlock
     | PhaseRecord

@@ -156,7 +156,7 @@ def test_newer_run_says_how_to_upgrade(cli, home):
     assert "Upgrade: pip install -U scaledl" in err
 
 
-@pytest.mark.parametrize("words", [[], ["runs"], ["show"], ["what-if"], ["doctor"]])
+@pytest.mark.parametrize("words", [[], ["runs"], ["show"], ["what-if"], ["import"], ["doctor"]])
 def test_help_opens_with_an_example(cli, words):
     code, out, _ = cli(*words, "--help")
     lines = [line.strip() for line in out.splitlines() if line.strip()]

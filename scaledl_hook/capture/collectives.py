@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scaledl.capture.intervals import overlap, total, union
+from scaledl.intervals import overlap, total, union
 from scaledl.records import BucketTiming, CommEvent
 
 _LAUNCH = {
@@ -140,7 +140,7 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
     frame = None
     if backward:
         spans = union((e.start_s, e.end_s) for e in backward)
-        frame = (spans[0][0] - origin_s, spans[-1][1] - origin_s)
+        frame = (float(spans[0, 0]) - origin_s, float(spans[-1, 1]) - origin_s)
     return StepComm(
         tuple(_paired(comm, sorted(launches), origin_s)),
         frame,

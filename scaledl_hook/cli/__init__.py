@@ -1,4 +1,4 @@
-"""The command line: ``scaledl runs | show | what-if | doctor``."""
+"""The command line: ``scaledl runs | show | what-if | import | doctor``."""
 
 
 def main() -> None:

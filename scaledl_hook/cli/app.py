@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from scaledl._version import __version__
-from scaledl.cli import doctor, runs, show, whatif
+from scaledl.cli import doctor, importing, runs, show, whatif
 from scaledl.cli.stream import errors_as_exit_codes, write_out
 
 app = typer.Typer(
@@ -37,7 +37,13 @@ def _root(
     """Hold what stands before a command."""
 
 
-for _name, _module in (("runs", runs), ("show", show), ("what-if", whatif), ("doctor", doctor)):
+for _name, _module in (
+    ("runs", runs),
+    ("show", show),
+    ("what-if", whatif),
+    ("import", importing),
+    ("doctor", doctor),
+):
     app.command(_name, help=_module.HELP, short_help=_module.SHORT_HELP)(
         errors_as_exit_codes(_module.run)
     )

@@ -1,0 +1,1 @@
+"""Reads Chrome traces of torch.profiler (Kineto) of any version; pure, without torch."""
