@@ -188,13 +188,21 @@ def _neighbours(
 ) -> list[tuple[float, Anchor]]:
     """One or two anchors with their weights: the counts next to the asked one.
 
-    Among anchors of one count the batch nearest to the asked one is taken, then the newest.
+    Anchors on the asked side of the node border go first where they exist at the asked count or
+    below: within a node and between nodes are two curves. Among anchors of one count the number of
+    nodes nearest to the asked one is taken, then the nearest batch, then the newest.
     """
     n = cluster.num_gpus
+    alike = [a for a in anchors if _crosses(a) == cluster.crosses_nodes]
+    if any(1 < a.num_gpus <= n for a in alike):
+        anchors = tuple(alike)
+
+    def distance(anchor: Anchor) -> tuple[float, float]:
+        nodes = anchor.measurement.cluster.num_nodes
+        return abs(math.log(nodes / cluster.num_nodes)), abs(math.log(batch_ratio(anchor, plan)))
 
     def pick(count: int) -> Anchor:
-        rivals = [a for a in anchors if a.num_gpus == count]
-        return min(reversed(rivals), key=lambda a: abs(math.log(batch_ratio(a, plan))))
+        return min(reversed([a for a in anchors if a.num_gpus == count]), key=distance)
 
     below = max((a.num_gpus for a in anchors if a.num_gpus <= n), default=None)
     above = min((a.num_gpus for a in anchors if a.num_gpus >= n), default=None)
@@ -202,6 +210,10 @@ def _neighbours(
         return [(1.0, pick(below or above or n))]
     weight = math.log(n / below) / math.log(above / below)
     return [(1 - weight, pick(below)), (weight, pick(above))]
+
+
+def _crosses(anchor: Anchor) -> bool:
+    return anchor.measurement.cluster.crosses_nodes
 
 
 def _blend(weighted: list[tuple[float, StepParts]]) -> StepParts:

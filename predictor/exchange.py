@@ -32,18 +32,31 @@ def terms_row(terms: CostTerms) -> FloatArray:
 def _sharded_rows(
     anchor: Anchor, cluster: ClusterSpec, plan: ParallelPlan
 ) -> tuple[FloatArray, FloatArray]:
-    """Coefficients of all gathers of one pass, and of all scatters."""
+    """Coefficients of all gathers of one pass (scatters cost the same), and of HSDP's reduction."""
     total = anchor.timeline.total_bytes
     per_hop = np.array([anchor.num_units, 1.0, anchor.num_units, 1.0])
     gather = terms_row(all_gather_terms(total, plan.shard, cluster))
     across = terms_row(across_shards_terms(total, plan.replicate, plan.shard, cluster))
-    return gather * per_hop, (gather + across) * per_hop
+    return gather * per_hop, across * per_hop
 
 
 def _bucket_rows(cluster: ClusterSpec) -> tuple[FloatArray, FloatArray]:
     """Coefficients of what a bucket costs whatever its size, and of what each byte adds."""
     fixed = terms_row(all_reduce_terms(0.0, cluster.num_gpus, cluster))
     return fixed, terms_row(all_reduce_terms(1.0, cluster.num_gpus, cluster)) - fixed
+
+
+def _slowest_edge(links: FloatArray, cluster: ClusterSpec, group_size: int) -> FloatArray:
+    """The links as a ring of that size meets them: across nodes bytes go at the slower kind's pace.
+
+    Which kind is slower is settled draw by draw. A ring that fills the nodes it crosses still has
+    edges inside them, so once those were measured to be slow, no network makes the ring faster.
+    """
+    if group_size <= cluster.gpus_per_node or cluster.gpus_per_node == 1:
+        return links
+    slowest = links.copy()
+    slowest[:, 1] = slowest[:, 3] = np.maximum(links[:, 1], links[:, 3])
+    return slowest
 
 
 def exchange_draws(
@@ -62,15 +75,17 @@ def exchange_draws(
     Shapes: ``links`` is [S, 4], seconds a hop and a byte (intra, inter); times are [S].
     """
     if is_sharded(plan):
-        gather, scatter = _sharded_rows(anchor, cluster, plan)
-        gather_s, scatter_s = links @ gather, links @ scatter
+        gather, across = _sharded_rows(anchor, cluster, plan)
+        gather_s = _slowest_edge(links, cluster, plan.shard) @ gather
+        scatter_s = gather_s + links @ across
         exposed_s = exposed_sharded_s(anchor.num_units, forward_s, backward_s, gather_s, scatter_s)
         return Exchange(
             exposed_s=exposed_s * plan.grad_accum,
             total_s=(2 * gather_s + scatter_s) * plan.grad_accum,
         )
     fixed, per_byte = _bucket_rows(cluster)
-    fixed_s, per_byte_s = links @ fixed, links @ per_byte
+    ring = _slowest_edge(links, cluster, cluster.num_gpus)
+    fixed_s, per_byte_s = ring @ fixed, ring @ per_byte
     timeline = anchor.timeline
     return Exchange(
         exposed_s=exposed_draws_s(timeline, backward_s, fixed_s, per_byte_s),
@@ -82,8 +97,8 @@ def exchange_row(anchor: Anchor) -> FloatArray:
     """Coefficients of all collectives of the anchor's own step."""
     cluster, plan = anchor.measurement.cluster, anchor.measurement.plan
     if is_sharded(plan):
-        gather, scatter = _sharded_rows(anchor, cluster, plan)
-        return (2 * gather + scatter) * plan.grad_accum
+        gather, across = _sharded_rows(anchor, cluster, plan)
+        return (3 * gather + across) * plan.grad_accum
     fixed, per_byte = _bucket_rows(cluster)
     timeline = anchor.timeline
     return sum(timeline.num_buckets) * fixed + timeline.total_bytes * per_byte

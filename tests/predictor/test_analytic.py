@@ -132,6 +132,23 @@ def test_two_batch_sizes_settle_the_fixed_cost() -> None:
     assert width[1] < width[0]
 
 
+def test_a_link_measured_slow_inside_a_node_stays_slow_across_nodes() -> None:
+    stated = LinkSpec(kind="pcie3", latency_s=5e-6, bytes_per_s=20e9)
+    truth = replace(QUIET, intra_bytes_per_s=1e9, intra=stated)
+    known = with_buckets_forgotten(truth.measure(8, 16))
+    asked = forecast([known], truth.cluster(16), truth.plan(16, 16))
+    assert asked.parts.comm_exposed_s >= known.parts.comm_exposed_s
+
+
+def test_a_row_across_nodes_hangs_on_measurements_across_nodes() -> None:
+    spread = replace(QUIET, gpus_per_node=1, other_s=0.1)  # told apart by what no link explains
+    two, four = spread.measure(2, 16), QUIET.measure(4, 16)
+    across = forecast([two, four], spread.cluster(4), spread.plan(4, 16))
+    assert across.parts.other_s == pytest.approx(two.parts.other_s)
+    inside = forecast([QUIET.measure(2, 16), spread.measure(4, 16)], QUIET.cluster(4), across.plan)
+    assert inside.parts.other_s == pytest.approx(four.parts.other_s)
+
+
 def test_W18_a_slow_link_is_predicted_slower_than_one_gpu() -> None:
     slow = replace(
         QUIET, intra=LinkSpec(kind="eth-1", latency_s=5e-5, bytes_per_s=0.1e9), param_bytes=4e8
