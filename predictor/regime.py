@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scaledl.means import mean_parts
 from scaledl.records import (
     BucketTiming,
     ClusterSpec,
@@ -51,6 +52,7 @@ def measure(
     host_slots: int | None = None,
     at_s: float = 0.0,
     skip: int = 3,
+    watched: Sequence[StepRecord] = (),
 ) -> Measurement | None:
     """The regime's mean step and its parts; ``None`` with fewer than ``MIN_STEPS`` steady steps.
 
@@ -68,15 +70,15 @@ def measure(
         host_slots: How many processes with this number of threads its cores carry.
         at_s: Time stamp.
         skip: Warm-up steps at the front.
+        watched: Earlier steps of the job with their backward, for where ``steps`` holds none.
     """
     kept = steady(steps, skip=skip)
     if len(kept) < MIN_STEPS:
         return None
     walls = np.array([s.wall_s for s in kept])
     step_s = float(walls.mean())
-    forward_s = _mean([s.forward_s for s in kept])
-    backward_s = _mean([s.backward_s for s in kept])
-    exposed_s = _mean([s.comm_exposed_s for s in kept])
+    means = mean_parts(kept, watched)
+    forward_s, backward_s, exposed_s = means.forward_s, means.backward_s, means.comm_exposed_s
     if forward_s is None:
         forward_s = _median([w.forward_s for w in windows if w.layers])
         backward_s = _median([w.backward_s for w in windows if w.layers])
@@ -92,11 +94,12 @@ def measure(
         inside_s = exposed_s or 0.0  # these waits lie inside forward and backward
     parts = _parts(
         step_s,
-        input_wait_s=float(np.mean([s.input_wait_s for s in kept])),
-        optimizer_s=float(np.mean([s.optimizer_s for s in kept])),
+        input_wait_s=means.input_wait_s,
+        optimizer_s=means.optimizer_s,
+        # Without either one, all that is left is taken for compute.
         compute_s=None
-        if forward_s is None
-        else max(0.0, forward_s + (backward_s or 0.0) - inside_s),
+        if forward_s is None or backward_s is None
+        else max(0.0, forward_s + backward_s - inside_s),
         exposed_s=exposed_s or 0.0,
         hidden_s=_hidden_s(windows),
     )
@@ -107,6 +110,7 @@ def measure(
         step_s=step_s,
         parts=parts,
         num_steps=len(kept),
+        stall_s=_stall_s(steps, kept, skip),
         step_sigma_s=float(walls.std(ddof=1)),
         rank_sigma_s=float(np.std(rank_times_s, ddof=1)) if len(rank_times_s) > 1 else None,
         forward_s=forward_s,
@@ -119,6 +123,14 @@ def measure(
         host_slots=host_slots,
         at_s=at_s,
     )
+
+
+def _stall_s(steps: Sequence[StepRecord], kept: Sequence[StepRecord], skip: int) -> float:
+    """Time a step that the far-out steps took beyond the kept ones' mean."""
+    rest = [s.wall_s for s in steps[skip:] if not s.tags]
+    if len(rest) <= len(kept):
+        return 0.0
+    return max(0.0, float(np.mean(rest)) - float(np.mean([s.wall_s for s in kept])))
 
 
 def _parts(
@@ -177,11 +189,6 @@ def _buckets(windows: Sequence[ProfileWindow]) -> tuple[BucketTiming, ...]:
             )
         )
     return tuple(merged)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

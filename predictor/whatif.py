@@ -32,6 +32,7 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None
     samples_per_step: float  # in the base's own unit where the batch is unknown
     caveats: tuple[str, ...]
+    stall_s: float = 0.0  # a step, the same on every count: nothing is known of its cause
 
     @property
     def num_gpus(self) -> int:
@@ -40,11 +41,20 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def time_s(self) -> float:
         """Seconds a sample; the epoch's rounding of steps is in ``epoch_s``."""
-        return self.forecast.step_s.mean / self.samples_per_step
+        return (self.forecast.step_s.mean + self.stall_s) / self.samples_per_step
 
     @property
     def epoch_s(self) -> Interval | None:
-        return self.forecast.step_s.scaled(self.steps) if self.steps else None
+        if not self.steps:
+            return None
+        span = self.forecast.step_s
+        with_stalls = Interval(
+            mean=span.mean + self.stall_s,
+            low=span.low + self.stall_s,
+            high=span.high + self.stall_s,
+            level=span.level,
+        )
+        return with_stalls.scaled(self.steps)
 
 
 def scaling_rows(
@@ -176,6 +186,7 @@ def _candidate(
         steps=steps,
         samples_per_step=float(samples),
         caveats=(*forecast.caveats, *caveats),
+        stall_s=base.stall_s,
     )
 
 

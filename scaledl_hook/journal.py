@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from scaledl.means import mean_parts
 from scaledl.records import Line, RunInfo, StepBlock, StepRecord
 from scaledl.store import RunWriter
 
@@ -82,7 +83,8 @@ class Journal:
 
 
 def summarise(steps: list[StepRecord], at_s: float) -> StepBlock:
-    """One block over consecutive steps; a part is the mean over the steps that have it."""
+    """One block over consecutive steps."""
+    means = mean_parts(steps)
     walls = np.array([s.wall_s for s in steps])
     middle, high = np.quantile(walls, [0.5, 0.95])
     samples = [s.num_samples for s in steps]
@@ -94,17 +96,12 @@ def summarise(steps: list[StepRecord], at_s: float) -> StepBlock:
         mean_s=float(walls.mean()),
         p50_s=float(middle),
         p95_s=float(high),
-        input_wait_s=float(np.mean([s.input_wait_s for s in steps])),
-        optimizer_s=float(np.mean([s.optimizer_s for s in steps])),
-        forward_s=_mean([s.forward_s for s in steps]),
-        backward_s=_mean([s.backward_s for s in steps]),
-        comm_exposed_s=_mean([s.comm_exposed_s for s in steps]),
+        input_wait_s=means.input_wait_s,
+        optimizer_s=means.optimizer_s,
+        forward_s=means.forward_s,
+        backward_s=means.backward_s,
+        comm_exposed_s=means.comm_exposed_s,
         num_samples=None if None in samples else sum(n for n in samples if n is not None),
         num_micro_batches=sum(s.num_micro_batches for s in steps),
         tags=tuple(sorted(set.intersection(*(set(s.tags) for s in steps)))),
     )
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return float(np.mean(known)) if known else None

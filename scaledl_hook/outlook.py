@@ -29,6 +29,7 @@ from scaledl.report import scaling
 
 _STEPS_KEPT = 4096
 _WINDOWS_KEPT = 16
+_WATCHED_KEPT = 64
 
 
 class Outlook:
@@ -50,6 +51,7 @@ class Outlook:
         self._host_slots = host_slots
         self._forecaster = Forecaster()
         self._steps: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
+        self._watched: deque[StepRecord] = deque(maxlen=_WATCHED_KEPT)
         self._windows: deque[ProfileWindow] = deque(maxlen=_WINDOWS_KEPT)
         self._first = True
         self._knows_relatives = False
@@ -68,6 +70,8 @@ class Outlook:
     def add_step(self, step: StepRecord) -> None:
         """One step of the running regime."""
         self._steps.append(step)
+        if step.backward_s is not None and not step.tags:
+            self._watched.append(step)
 
     def add_window(self, window: ProfileWindow) -> None:
         """One sampled step."""
@@ -99,6 +103,7 @@ class Outlook:
             host_slots=self._host_slots,
             at_s=time.time(),
             skip=3 if self._first else 0,
+            watched=self._watched,
         )
 
     def learn(self, measurement: Measurement, run_id: str) -> None:

@@ -327,7 +327,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``step_sigma_s`` is the spread of single steps; ``rank_sigma_s`` that of the ranks' own mean
     times (``None``: only one rank known). ``host_shared`` tells that the ranks are CPU processes
     of one machine, which then compete for its memory; beyond ``host_slots`` of them they also
-    share cores.
+    share cores. ``stall_s`` is the time a step, over all steps, of those few that took far longer
+    (a save, a log, a stall); ``step_s`` is without them, an epoch's time is with them.
     """
 
     cluster: ClusterSpec
@@ -346,6 +347,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host_shared: bool = False
     host_slots: int | None = None
     at_s: float = 0.0
+    stall_s: float = 0.0
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

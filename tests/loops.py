@@ -80,7 +80,7 @@ class Watched(Book):
         self._clock = StepClock(self, time(), **options)
         self.border = Border(self._clock, _raise)
         if self.holds:
-            self.border.hold(math.inf)
+            self.border.hold(math.inf, 2**30)
         self._root = RootSensor(model, self.border, time, _raise)
         self._optimizers = OptimizerSensor(model, self.border.on_optimizer, time, _raise)
         self._optimizers.model_ran = lambda: self.clock.model_ran

@@ -14,6 +14,7 @@ from scaledl.capture.loaders import Pass
 from scaledl.capture.tensors import batch_size_of
 
 HOLD_S = 0.1
+_HOLD_MOST_S = 1.0
 _HELD_MOST = 8192
 
 
@@ -33,6 +34,7 @@ class Border:
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._since_s = 0.0
         self._saw_start = False
+        self._steps_left = 0
         self._holds = False
         self.is_live = True
 
@@ -41,9 +43,14 @@ class Border:
         """Whether events are noted and played later."""
         return self._holds
 
-    def hold(self, now_s: float) -> None:
-        """Note events from here on, until ``HOLD_S`` have passed and a step may begin."""
+    def hold(self, now_s: float, num_steps: int) -> None:
+        """Note events from here on, until so many updates were seen and a step may begin.
+
+        A count and not a time: a slow step would end the time more often than another, and what
+        follows a slow step would be looked at too often.
+        """
         self._holds, self._since_s, self._saw_start = True, now_s, False
+        self._steps_left = num_steps
 
     def release(self) -> None:
         """Pass events on as they come."""
@@ -105,6 +112,7 @@ class Border:
         self._note(self._clock.on_backward, (compute_s, exposed_s))
 
     def on_optimizer(self, start_s: float, end_s: float) -> None:
+        self._steps_left -= 1
         self._note(self._clock.on_optimizer, (start_s, end_s))
         if self._holds and not self._saw_start and self._is_due(end_s):
             self.play()  # nothing but the optimizer is seen: a step ends and begins here
@@ -125,7 +133,8 @@ class Border:
             self.play()
 
     def _is_due(self, now_s: float) -> bool:
-        return now_s - self._since_s >= HOLD_S or len(self._held) >= _HELD_MOST
+        waited_s = now_s - self._since_s
+        return self._steps_left <= 0 or waited_s >= _HOLD_MOST_S or len(self._held) >= _HELD_MOST
 
     def _pass_on(self, handler: Callable[..., None], args: tuple[Any, ...]) -> None:
         if self._off:

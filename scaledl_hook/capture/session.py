@@ -26,6 +26,7 @@ from scaledl.records import DeviceSample, LayerGraph, ProfileWindow, StepRecord
 
 # Until here every step is watched: the guesses come early, and so do the first windows.
 _FIRST_STEPS = 50
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class CaptureSink(Sink, Protocol):
@@ -106,6 +107,7 @@ class Capture:
             lambda e: sink.on_error("device sensor", e),
         )
         self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._num_holds = 0
 
     def start(self) -> None:
         """Attach every sensor; one that fails to attach is told and left out."""
@@ -168,8 +170,12 @@ class Capture:
         known = self.windows.num_steps >= _FIRST_STEPS and self._optimizers.knows_own
         was_watched, self._root.watches = self._root.watches, True
         if short and known and was_watched and not self.clock.sampled:
+            assert typical_s is not None
             self._root.watches = False
-            self.border.hold(self._now())
+            # The golden ratio spreads the watched steps, so that no rhythm of the loop is met.
+            self._num_holds += 1
+            spread = 0.5 + self._num_holds * _GOLDEN % 1
+            self.border.hold(self._now(), max(1, round(HOLD_S / typical_s * spread)))
         else:
             self.border.release()
 

@@ -1,5 +1,6 @@
 """From steps to one measurement."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +107,14 @@ def test_buckets_are_medians_over_the_windows_of_the_last_sizes():
 def test_steady_keeps_short_runs_whole():
     few = [step(i) for i in range(4)]
     assert steady(few) == few
+
+
+def test_far_out_steps_are_no_step_time_but_are_kept_as_stall():
+    steps = [step(i) for i in range(100)]
+    slow = [msgspec.structs.replace(s, wall_s=10.0) if s.step % 10 == 9 else s for s in steps]
+    calm = measure(steps, (), cluster=CLUSTER, plan=PLAN)
+    found = measure(slow, (), cluster=CLUSTER, plan=PLAN)
+    mean_s = sum(s.wall_s for s in slow[3:]) / 97
+    assert calm.stall_s == 0
+    assert found.step_s == pytest.approx(calm.step_s)
+    assert found.step_s + found.stall_s == pytest.approx(mean_s)

@@ -265,3 +265,16 @@ def test_forecaster_is_not_changed_by_a_query() -> None:
 def test_wrong_queries_are_refused_with_the_value_seen(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="got"):
         rows_of(TRUTH.measure(4, 16), **wrong)
+
+
+def test_an_epoch_holds_the_far_out_steps_that_the_step_time_leaves_out() -> None:
+    base = random_truth(1).measure(2, 16, seed=1)
+    calm = rows_of(base, gpus=(1, 2, 4), num_samples=1600)
+    stalled = rows_of(msgspec.structs.replace(base, stall_s=0.5), gpus=(1, 2, 4), num_samples=1600)
+    for count, row in stalled.items():
+        before = calm[count]
+        assert row.step_s == before.step_s
+        assert row.epoch_s is not None
+        assert before.epoch_s is not None
+        extra_s = 0.5 * (row.steps_per_epoch or 0)
+        assert row.epoch_s.mean == pytest.approx(before.epoch_s.mean + extra_s)
