@@ -1,6 +1,10 @@
 """What the border does with events of short steps."""
 
+import gc
+import weakref
 from typing import Any
+
+import torch
 
 from scaledl.capture.border import Border
 from scaledl.capture.loaders import Pass
@@ -24,6 +28,12 @@ def border_of(ear: Ear) -> Border:
     return border
 
 
+def make_pass() -> Pass:
+    this = Pass([], 0.0)
+    this.batch_size = 8
+    return this
+
+
 def one_step(border: Border, this: Pass, now_s: float) -> None:
     border.on_fetch(this, now_s)
     border.on_batch(this, now_s, now_s, None)
@@ -35,7 +45,7 @@ def one_step(border: Border, this: Pass, now_s: float) -> None:
 def test_held_events_are_played_after_so_many_updates_however_long_a_step_takes() -> None:
     for step_s in (0.0001, 0.01, 0.09):
         ear = Ear()
-        border, this = border_of(ear), Pass([], 0.0)
+        border, this = border_of(ear), make_pass()
         border.hold(0.0, 5)
         for index in range(5):
             one_step(border, this, index * step_s)
@@ -47,7 +57,7 @@ def test_held_events_are_played_after_so_many_updates_however_long_a_step_takes(
 
 def test_a_long_wait_ends_the_hold_at_the_next_start() -> None:
     ear = Ear()
-    border, this = border_of(ear), Pass([], 0.0)
+    border, this = border_of(ear), make_pass()
     border.hold(0.0, 1000)
     one_step(border, this, 0.5)
     one_step(border, this, 2.0)
@@ -58,18 +68,13 @@ def test_what_the_user_calls_comes_after_what_was_held() -> None:
     ear = Ear()
     border = border_of(ear)
     border.hold(0.0, 1000)
-    one_step(border, Pass([], 0.0), 0.1)
+    one_step(border, make_pass(), 0.1)
     border.call(lambda: ear.heard.append(("call", border.is_live)))
     assert ear.heard[-1] == ("call", True)
     assert len(ear.heard) == 6
 
 
 def test_a_held_batch_is_not_kept_alive() -> None:
-    import gc
-    import weakref
-
-    import torch
-
     border, this = border_of(Ear()), Pass([], 0.0)
     border.hold(0.0, 1000)
     batch = torch.zeros(3, 2)
