@@ -5,14 +5,21 @@ joules, ``_hz``, ``_usd``; ``_fraction`` is 0 to 1. ``None`` means unknown and i
 it is never replaced by 0.
 
 Records that stand in a run's files carry their type's name in the key ``type``. Unknown keys and
-unknown types are skipped when read, so that files of a newer minor version stay readable.
+unknown types are skipped when read, so that files of a newer minor version stay readable. The
+ranges stand in the types and hold for what is read: a line with a number that cannot be is skipped
+like one that is no JSON.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 SCHEMA = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=253402300799.0)]  # to the end of 9999
 
 Basis = Literal["measured", "interpolated", "extrapolated", "prior"]
 BatchRule = Literal["fixed-global", "fixed-per-gpu"]
@@ -79,7 +86,7 @@ class LinkSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    latency_s: float
+    latency_s: Seconds
     bytes_per_s: float
     measured: bool = False
     rel_sigma: float = 0.5
@@ -89,8 +96,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where a job runs: how many GPUs, how they are grouped and linked, and what they cost."""
 
     gpu: GpuSpec
-    num_gpus: int
-    gpus_per_node: int
+    num_gpus: Ranks
+    gpus_per_node: Ranks
     intra: LinkSpec
     inter: LinkSpec
     usd_per_gpu_hour: float | None = None
@@ -118,10 +125,10 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the job is spread. ``bucket_bytes`` are DDP's buckets in launch order."""
 
     strategy: Strategy = "single"
-    replicate: int = 1
-    shard: int = 1
-    grad_accum: int = 1
-    batch_per_gpu: int | None = None
+    replicate: Ranks = 1
+    shard: Ranks = 1
+    grad_accum: Ranks = 1
+    batch_per_gpu: Count | None = None
     dtype: str = "float32"
     bucket_bytes: tuple[int, ...] = ()
 
@@ -138,10 +145,10 @@ class LayerNode(msgspec.Struct, frozen=True, kw_only=True):
     fqn: str
     kind: str
     params: int = 0
-    param_bytes: int = 0
+    param_bytes: Count = 0
     flops_forward: float = 0.0
     flops_backward: float = 0.0
-    activation_bytes: int = 0
+    activation_bytes: Count = 0
 
 
 class LayerEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +156,7 @@ class LayerEdge(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     target: str
-    num_bytes: int = 0
+    num_bytes: Count = 0
 
 
 class LayerGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -168,8 +175,8 @@ class LayerTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Time of one layer in one sampled step, summed over its calls."""
 
     fqn: str
-    forward_s: float
-    backward_s: float | None
+    forward_s: Seconds
+    backward_s: Seconds | None
     num_calls: int
     source: Literal["clock", "events", "profiler"] = "clock"
 
@@ -178,12 +185,12 @@ class CommEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One collective. ``start_s`` counts from the start of the sampled step."""
 
     op: str
-    group_size: int
-    num_bytes: int | None
-    start_s: float
-    duration_s: float
+    group_size: Ranks
+    num_bytes: Count | None
+    start_s: Seconds
+    duration_s: Seconds
     crosses_nodes: bool = False
-    exposed_s: float | None = None
+    exposed_s: Seconds | None = None
     owner: str = ""
 
 
@@ -193,20 +200,20 @@ class BucketTiming(msgspec.Struct, frozen=True, kw_only=True):
     ``ready_s`` counts from the start of the backward pass.
     """
 
-    num_bytes: int
-    ready_s: float
-    duration_s: float | None = None
+    num_bytes: Count
+    ready_s: Seconds
+    duration_s: Seconds | None = None
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """Where a step's wall time goes; the parts (hidden communication aside) sum to the step."""
 
-    compute_s: float
-    comm_exposed_s: float
-    input_wait_s: float
-    optimizer_s: float
-    other_s: float
-    comm_hidden_s: float = 0.0
+    compute_s: Seconds
+    comm_exposed_s: Seconds
+    input_wait_s: Seconds
+    optimizer_s: Seconds
+    other_s: Seconds
+    comm_hidden_s: Seconds = 0.0
 
     @property
     def total_s(self) -> float:
@@ -225,16 +232,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``forward_s`` and the like are ``None`` where they were not measured in this step.
     """
 
-    step: int
-    epoch: int
-    wall_s: float
-    input_wait_s: float = 0.0
-    forward_s: float | None = None
-    backward_s: float | None = None
-    comm_exposed_s: float | None = None
-    optimizer_s: float = 0.0
-    num_micro_batches: int = 1
-    num_samples: int | None = None
+    step: Count
+    epoch: Count
+    wall_s: Seconds
+    input_wait_s: Seconds = 0.0
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
+    comm_exposed_s: Seconds | None = None
+    optimizer_s: Seconds = 0.0
+    num_micro_batches: Count = 1
+    num_samples: Count | None = None
     tags: tuple[str, ...] = ()
 
 
@@ -244,20 +251,20 @@ class StepBlock(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``first_step`` is the number of steps before the block; ``tags`` are those of every step.
     """
 
-    first_step: int
-    num_steps: int
-    epoch: int
-    at_s: float
-    mean_s: float
-    p50_s: float
-    p95_s: float
-    input_wait_s: float
-    optimizer_s: float
-    forward_s: float | None = None
-    backward_s: float | None = None
-    comm_exposed_s: float | None = None
-    num_samples: int | None = None
-    num_micro_batches: int | None = None
+    first_step: Count
+    num_steps: Count
+    epoch: Count
+    at_s: UnixTime
+    mean_s: Seconds
+    p50_s: Seconds
+    p95_s: Seconds
+    input_wait_s: Seconds
+    optimizer_s: Seconds
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
+    comm_exposed_s: Seconds | None = None
+    num_samples: Count | None = None
+    num_micro_batches: Count | None = None
     tags: tuple[str, ...] = ()
 
 
@@ -265,52 +272,52 @@ class PhaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Time that is no training step: evaluation, a named phase, a pause. ``at_s`` is its start."""
 
     kind: str
-    at_s: float
-    duration_s: float
-    after_step: int
-    epoch: int
+    at_s: UnixTime
+    duration_s: Seconds
+    after_step: Count
+    epoch: Count
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One epoch of one rank as it closed. ``duration_s`` includes phases, ``train_s`` does not."""
 
-    epoch: int
-    rank: int
-    first_step: int
-    num_steps: int
-    num_batches: int
-    duration_s: float
-    train_s: float
-    at_s: float
+    epoch: Count
+    rank: Count
+    first_step: Count
+    num_steps: Count
+    num_batches: Count
+    duration_s: Seconds
+    train_s: Seconds
+    at_s: UnixTime
     complete: bool = True
-    step_p50_s: float | None = None
-    own_p50_s: float | None = None  # step time less waiting in collectives: who is slow
+    step_p50_s: Seconds | None = None
+    own_p50_s: Seconds | None = None  # step time less waiting in collectives: who is slow
     energy_j: float | None = None  # of this rank's device, since the run's start
-    num_samples: int | None = None
+    num_samples: Count | None = None
 
 
 class ProfileWindow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What one sampled step showed, and what sampling it cost (``overhead_s``)."""
 
-    step: int
-    rank: int
-    step_s: float
-    forward_s: float | None = None
-    backward_s: float | None = None
+    step: Count
+    rank: Count
+    step_s: Seconds
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
     layers: tuple[LayerTiming, ...] = ()
-    outside_forward_s: float | None = None
-    outside_backward_s: float | None = None
+    outside_forward_s: Seconds | None = None
+    outside_backward_s: Seconds | None = None
     comm: tuple[CommEvent, ...] = ()
     buckets: tuple[BucketTiming, ...] = ()
-    comm_exposed_s: float | None = None
+    comm_exposed_s: Seconds | None = None
     overlap_fraction: float | None = None
-    overhead_s: float = 0.0
+    overhead_s: Seconds = 0.0
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One reading of one device. A reading that the driver does not give is ``None``."""
 
-    at_s: float
+    at_s: UnixTime
     device: str
     power_w: float | None = None
     energy_j: float | None = None
@@ -333,43 +340,43 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     cluster: ClusterSpec
     plan: ParallelPlan
-    step_s: float
+    step_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
     parts: StepParts
-    num_steps: int
-    step_sigma_s: float = 0.0
-    rank_sigma_s: float | None = None
-    forward_s: float | None = None
-    backward_s: float | None = None
+    num_steps: Count
+    step_sigma_s: Seconds = 0.0
+    rank_sigma_s: Seconds | None = None
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
     buckets: tuple[BucketTiming, ...] = ()
-    num_layers: int | None = None
-    param_bytes: int | None = None
+    num_layers: Count | None = None
+    param_bytes: Count | None = None
     signature: str = ""
     host_shared: bool = False
     host_slots: int | None = None
-    at_s: float = 0.0
-    stall_s: float = 0.0
+    at_s: UnixTime = 0.0
+    stall_s: Seconds = 0.0
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The head of a run's folder (``run.json``, written by rank 0). No argv, env, host or user."""
 
     run_id: str
-    started_at: float
+    started_at: UnixTime
     model: str
     cluster: ClusterSpec
     plan: ParallelPlan
     scaledl_version: str
     torch_version: str = ""
-    epochs: int | None = None
-    total_steps: int | None = None
+    epochs: Count | None = None
+    total_steps: Count | None = None
     schema: int = SCHEMA
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Last line of a rank that left the block. Its absence means killed or still running."""
 
-    at_s: float
-    step: int
+    at_s: UnixTime
+    step: Count
     outcome: Literal["finished", "stopped-early", "exception"]
     overhead_fraction: float | None = None
 
@@ -377,7 +384,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Note(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A guess, a lost sensor, a change of the ETA: what the user was told, with the time."""
 
-    at_s: float
+    at_s: UnixTime
     key: str
     text: str
 
@@ -392,13 +399,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     this process started at (above 0 after a resume).
     """
 
-    step: int
-    epoch: int
-    step_in_epoch: int
-    first_step: int = 0
-    total_steps: int | None = None
-    num_epochs: int | None = None
-    steps_per_epoch: int | None = None
+    step: Count
+    epoch: Count
+    step_in_epoch: Count
+    first_step: Count = 0
+    total_steps: Count | None = None
+    num_epochs: Count | None = None
+    steps_per_epoch: Count | None = None
     limited_by: str | None = None
 
 
@@ -420,12 +427,12 @@ class StepForecast(msgspec.Struct, frozen=True, kw_only=True):
 class Eta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Time left. ``finish_at`` is seconds since the epoch of Unix; ``None``: total unknown."""
 
-    at_s: float
-    step: int
+    at_s: UnixTime
+    step: Count
     basis: Basis
     step_s: Interval | None = None
     remaining_s: Interval | None = None
-    finish_at: float | None = None
+    finish_at: UnixTime | None = None
     epoch_remaining_s: Interval | None = None
     changed_because: str = ""
 
@@ -446,10 +453,10 @@ class WhatIfQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: tuple[int, ...]
     batch_rule: BatchRule = "fixed-global"
-    gpus_per_node: int | None = None
+    gpus_per_node: Ranks | None = None
     inter: LinkSpec | None = None
-    num_samples: int | None = None
-    steps_per_epoch: int | None = None
+    num_samples: Count | None = None
+    steps_per_epoch: Count | None = None
     drop_last: bool = False
     remaining_epochs: float | None = None
     usd_per_gpu_hour: float | None = None
@@ -466,20 +473,20 @@ class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     model: str
-    epoch: int
-    num_epochs: int | None
-    duration_s: float
-    eval_s: float
-    pause_s: float
-    before_s: float = 0.0  # evaluation and pauses between the epoch before and this one
-    num_steps: int
+    epoch: Count
+    num_epochs: Count | None
+    duration_s: Seconds
+    eval_s: Seconds
+    pause_s: Seconds
+    before_s: Seconds = 0.0  # evaluation and pauses between the epoch before and this one
+    num_steps: Count
     cluster: ClusterSpec
     plan: ParallelPlan
-    step_s: float
+    step_s: Seconds
     parts: StepParts
     ranks: tuple[EpochRecord, ...] = ()
-    comm_total_s: float | None = None
-    comm_bytes: int | None = None
+    comm_total_s: Seconds | None = None
+    comm_bytes: Count | None = None
     overhead_fraction: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
@@ -491,15 +498,15 @@ class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ScalingRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the what-if table."""
 
-    num_gpus: int
-    gpus_per_node: int
+    num_gpus: Ranks
+    gpus_per_node: Ranks
     basis: Basis
     step_s: Interval
     parts_s: StepParts
     limited_by: Cause
     limited_fraction: float
-    batch_per_gpu: int | None = None
-    steps_per_epoch: int | None = None
+    batch_per_gpu: Count | None = None
+    steps_per_epoch: Count | None = None
     epoch_s: Interval | None = None
     remaining_s: Interval | None = None
     speedup: float | None = None
@@ -514,7 +521,7 @@ class ScalingRow(msgspec.Struct, frozen=True, kw_only=True):
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     """The advised count, the key of its reason and the sentence shown."""
 
-    num_gpus: int
+    num_gpus: Ranks
     reason: str
     text: str
 
@@ -530,7 +537,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The what-if report. ``measured_index`` is the row of the running count."""
 
-    made_at: float
+    made_at: UnixTime
     run: str
     batch_rule: BatchRule
     rows: tuple[ScalingRow, ...]
@@ -538,8 +545,8 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     coverage: Coverage
     recommendation: Recommendation | None = None
     level: float = 0.9
-    global_batch: int | None = None
-    epoch: int | None = None
+    global_batch: Count | None = None
+    epoch: Count | None = None
     caveats: tuple[str, ...] = ()
     model_version: str = "analytic-1"
     schema: int = SCHEMA
@@ -556,10 +563,10 @@ class TraceCollective(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     op: str
-    start_s: float
-    duration_s: float
-    num_bytes: int | None = None
-    group_size: int | None = None
+    start_s: Seconds
+    duration_s: Seconds
+    num_bytes: Count | None = None
+    group_size: Ranks | None = None
     by_name: bool = True
 
     @property
@@ -576,10 +583,10 @@ class TraceComm(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_kernels: int
-    sum_s: float
-    union_s: float
-    compute_union_s: float
-    overlap_s: float
+    sum_s: Seconds
+    union_s: Seconds
+    compute_union_s: Seconds
+    overlap_s: Seconds
 
     @property
     def exposed_s(self) -> float:
@@ -590,8 +597,8 @@ class TraceComm(msgspec.Struct, frozen=True, kw_only=True):
 class TraceMark(msgspec.Struct, frozen=True, kw_only=True):
     """One annotated range. ``start_s`` counts from the trace's first event."""
 
-    start_s: float
-    duration_s: float
+    start_s: Seconds
+    duration_s: Seconds
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -606,12 +613,12 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     gpu: str | None
     gpus_on_host: int | None
-    rank: int | None
-    world_size: int | None
+    rank: Count | None
+    world_size: Ranks | None
     backend: str | None
     strategy: Strategy | None
     num_kernels: int
-    span_s: float
+    span_s: Seconds
     steps: tuple[TraceMark, ...]
     gpu_steps: tuple[TraceMark, ...]
     optimizer_starts_s: tuple[float, ...]
@@ -619,12 +626,12 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     step_source: Literal["optimizer", "profiler", "gpu", ""]
     nccl: TraceComm
     comm: TraceComm
-    gpu_busy_s: float
-    input_wait_s: float
+    gpu_busy_s: Seconds
+    input_wait_s: Seconds
     collectives: tuple[TraceCollective, ...]
     announced: tuple[TraceCollective, ...]
     num_events: int
-    unpacked_bytes: int
+    unpacked_bytes: Count
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -635,8 +642,8 @@ class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     op: str
-    num_bytes: int | None
-    transfer_s: float
+    num_bytes: Count | None
+    transfer_s: Seconds
     waits_s: tuple[float, ...]
 
 

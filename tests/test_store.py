@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -12,11 +13,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import INFO, NOW_S, RUN, run_lines, step_block, write_run
+from samples import BASE, INFO, NOW_S, RUN, run_lines, step_block, write_run
 
 from scaledl import writer as writer_module
 from scaledl.errors import StoreError
-from scaledl.records import Note, RunEnd
+from scaledl.records import Measurement, Note, RunEnd
+from scaledl.relatives import load_relatives
 from scaledl.store import (
     MAX_LINE_BYTES,
     RunWriter,
@@ -424,3 +426,30 @@ def test_run_is_found_by_id_prefix_path_and_latest(tmp_path):
         find_run(tmp_path, "")
     with pytest.raises(StoreError, match="no runs in"):
         find_run(tmp_path / "nowhere", "latest")
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("num_gpus", 2**63 - 1),
+        ("num_gpus", 0),
+        ("num_gpus", -1),
+        ("num_steps", -5),
+        ("step_s", 0.0),
+        ("step_s", -1.0),
+        ("step_s", 1e300),
+        ("at_s", 1e300),
+        ("at_s", -1e18),
+    ],
+)
+def test_a_number_that_cannot_be_makes_its_line_unreadable_and_no_more(
+    tmp_path: Path, name: str, number: float
+) -> None:
+    folder = write_run(tmp_path, lines=(BASE,))
+    path = folder / "rank0.jsonl"
+    text = path.read_text()
+    damaged = re.sub(rf'"{name}":[-0-9.e+]+', f'"{name}":{number}', text)
+    assert damaged != text
+    path.write_text(damaged)
+    assert not any(isinstance(line, Measurement) for line in read_lines(folder))
+    assert load_relatives(tmp_path, BASE.signature, "other").measurements == ()
