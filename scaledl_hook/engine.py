@@ -5,7 +5,9 @@ brought up to date and the live line may be drawn; at an epoch's end the report 
 """
 
 import logging
+import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 from scaledl.capture.meeting import Meeting
 from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
-from scaledl.errors import is_strict
+from scaledl.errors import is_strict, run_all
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator
 from scaledl.outlook import Outlook, require
@@ -48,6 +50,7 @@ _log = logging.getLogger("scaledl")
 FLUSH_S = 1.0
 STEPS_KEPT = 4096
 _num_runs = 0
+_running: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine:
@@ -61,6 +64,7 @@ class Engine:
         self._wall_offset_s = time.time() - time.perf_counter()
         self._started_s = time.perf_counter()
         self._closing = False
+        self._pid = os.getpid()
         self._errors: list[Exception] = []
         self._off: dict[str, str] = {}
         self.capture = Capture(
@@ -101,6 +105,7 @@ class Engine:
             self._open(self._own_id)
         elif self._meeting.is_over:
             self._open(f"{self._own_id}-rank{self._rank}")
+        _running.add(self)
         self.capture.start()
         if self.capture.remark:
             self.on_guess("plan", self.capture.remark)
@@ -108,18 +113,26 @@ class Engine:
     def detach(self) -> None:
         """Take every sensor off; used where entering failed half way."""
         self._closing = True
-        self.capture.stop()
-        self.journal.close()
+        run_all(
+            [("sensors", self.capture.stop), ("journal", self.journal.close)],
+            self.on_error,
+        )
+        _running.discard(self)
 
     def finish(self, *, failed: bool) -> None:
         """Leave: sensors off first, then the last epoch's report, the end and the files."""
+        _running.discard(self)
+        if os.getpid() != self._pid:
+            return  # a forked child: the run goes on in its parent
         self._closing = True
-        parts = [self.capture.stop, lambda: self._finish(failed), self.journal.close]
-        for part in parts:
-            try:
-                part()
-            except Exception as error:
-                self.on_error("end of the run", error)
+        run_all(
+            [
+                ("end of the run", self.capture.stop),
+                ("end of the run", lambda: self._finish(failed)),
+                ("end of the run", self.journal.close),
+            ],
+            self.on_error,
+        )
         if self._errors and is_strict() and not failed:
             raise self._errors[0]
 
@@ -393,3 +406,12 @@ class Engine:
 
     def _wall(self, at_s: float) -> float:
         return at_s + self._wall_offset_s
+
+
+def _after_fork() -> None:
+    for engine in list(_running):
+        engine.capture.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

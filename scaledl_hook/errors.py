@@ -6,6 +6,7 @@ Every message has three parts: what is wrong, the value seen, what to do.
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterable
 
 logger = logging.getLogger("scaledl")
 
@@ -48,6 +49,26 @@ def forget_notices() -> None:
     """Forget what was told, so that a new ``track`` in the same process speaks again."""
     with _told_lock:
         _told.clear()
+
+
+def run_all(
+    parts: Iterable[tuple[str, Callable[[], None]]], on_error: Callable[[str, Exception], None]
+) -> None:
+    """Run every part, whatever the others do; ``on_error`` is told the name of one that failed.
+
+    An interruption (Ctrl-C, ``SystemExit``) does not keep the parts that follow from running; the
+    first one is raised after the last part.
+    """
+    interruption: BaseException | None = None
+    for name, part in parts:
+        try:
+            part()
+        except Exception as error:
+            on_error(name, error)
+        except BaseException as error:
+            interruption = interruption or error
+    if interruption is not None:
+        raise interruption
 
 
 def is_strict() -> bool:

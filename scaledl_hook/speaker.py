@@ -118,12 +118,17 @@ class Speaker:
 
     def _append(self, text: str) -> None:
         try:
-            with open(str(self._path), "a", encoding="utf-8") as file:
+            with open(str(self._path), "a", encoding="utf-8", opener=_never_waits) as file:
                 file.write(text + "\n")
         except OSError as error:
             path, self._path = self._path, None
             self.notice(f"cannot write reports to {path}: {error.strerror}. They go here instead.")
             self.block(text)
+
+
+def _never_waits(path: str, flags: int) -> int:
+    """Opens a file; a named pipe that nobody reads is an error and no wait."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _live_bar() -> Any:

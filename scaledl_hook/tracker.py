@@ -108,7 +108,8 @@ class Tracker:
         self, model: "nn.Module", config: TrackConfig, *, loader: object | None = None
     ) -> None:
         _check_module(model)
-        self._model = model
+        self._model: nn.Module | None = model
+        self._left: Callable[[], nn.Module | None] = lambda: None  # what was tracked before
         self._config = config
         self._loader = loader
         self._core: Engine | None = None
@@ -118,38 +119,50 @@ class Tracker:
     def __enter__(self) -> Self:
         if not self._config.enabled:
             return self
-        where = _open.get(self._model)
+        model = self._model = self._living_model()
+        where = _open.get(model)
         if where is not None:
             raise UsageError(
                 f"track() is already active on this model (opened at {where}). "
                 "Use one track() around both loops."
             )
-        _open[self._model] = _caller()
+        _open[model] = _caller()
         try:
-            self._core = Engine(self._model, self._config, self._loader)
+            self._core = Engine(model, self._config, self._loader)
             self._core.start()
             if self._state is not None:
                 self._core.pulse.estimator.load_state_dict(self._state)
-        except UsageError:
+        except BaseException as error:  # Ctrl-C too: no hook may stay behind
             self._abandon()
-            raise
-        except Exception as error:
-            self._abandon()
-            if is_strict():
+            if is_strict() or isinstance(error, UsageError) or not isinstance(error, Exception):
                 raise
             _log.warning("scaledl could not start (%r). Your training is not affected.", error)
         return self
 
+    def _living_model(self) -> "nn.Module":
+        model = self._left() if self._model is None else self._model
+        if model is None:
+            raise UsageError("the model of this track() is gone. Call track(model) again.")
+        return model
+
     def _abandon(self) -> None:
-        _open.pop(self._model, None)
         core, self._core = self._core, None
-        if core is not None:
-            try:
+        try:
+            if core is not None:
                 core.detach()
-            except Exception as error:
-                if is_strict():
-                    raise
-                _log.warning("scaledl could not clean up (%r).", error)
+        except Exception as error:
+            if is_strict():
+                raise
+            _log.warning("scaledl could not clean up (%r).", error)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """The block is left: the model is the user's alone again, who may free it."""
+        if self._model is not None:
+            _open.pop(self._model, None)
+            self._left = weakref.ref(self._model)
+            self._model = None
 
     def __exit__(
         self,
@@ -159,16 +172,23 @@ class Tracker:
     ) -> None:
         core, self._core = self._core, None
         self._past = core
-        _open.pop(self._model, None)
-        if core is not None:
-            core.finish(failed=kind is not None)
+        try:
+            if core is not None:
+                core.finish(failed=kind is not None)
+        except BaseException:  # interrupted anywhere on the way: what is left is detached
+            assert core is not None
+            core.detach()
+            raise
+        finally:
+            self._release()
 
     def __call__(self, function: _F) -> _F:
         """Decorate a training function: each call is one tracked run."""
+        model = self._living_model()
 
         @functools.wraps(function)
         def tracked(*args: Any, **kwargs: Any) -> Any:
-            with Tracker(self._model, self._config, loader=self._loader):
+            with Tracker(model, self._config, loader=self._loader):
                 return function(*args, **kwargs)
 
         return tracked  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Training loops in virtual time: real loaders, modules, optimizers; a clock only we move."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from scaledl.capture.border import Border
 from scaledl.capture.clock import StepClock
-from scaledl.capture.loaders import TrackedIterable, watch_loaders
+from scaledl.capture.loaders import LoaderSensor, TrackedIterable
 from scaledl.capture.optimizers import OptimizerSensor
 from scaledl.capture.root import RootSensor
 from scaledl.records import EpochRecord, PhaseRecord, StepRecord
@@ -84,7 +84,7 @@ class Watched(Book):
         self._root = RootSensor(model, self.border, time, _raise)
         self._optimizers = OptimizerSensor(model, self.border.on_optimizer, time, _raise)
         self._optimizers.model_ran = lambda: self.clock.model_ran
-        self._undo: Callable[[], None] = lambda: None
+        self._loaders = LoaderSensor(self.border, time)
 
     @property
     def clock(self) -> StepClock:
@@ -95,12 +95,12 @@ class Watched(Book):
     def __enter__(self) -> Self:
         self._root.start()
         self._optimizers.start()
-        self._undo = watch_loaders(self.border, self.time)
+        self._loaders.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.clock.stop(self.time())
-        self._undo()
+        self._loaders.stop()
         self._optimizers.stop()
         self._root.stop()
 

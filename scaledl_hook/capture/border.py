@@ -69,6 +69,11 @@ class Border:
         finally:
             self.is_live = True
 
+    def silence(self) -> None:
+        """Pass nothing on any more, and forget what was held."""
+        self._off, self._holds = True, False
+        self._held.clear()
+
     def call(self, function: Callable[[], None]) -> None:
         """Run one of the user's own calls (``run.step()`` and the like) behind the border."""
         self._pass_on(function, ())
@@ -147,8 +152,7 @@ class Border:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._off, self._holds = True, False
-        self._held.clear()
+        self.silence()
         self._on_error(error)
 
 

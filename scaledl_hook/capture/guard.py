@@ -28,17 +28,17 @@ class ProfilerGuard:
     def __init__(self) -> None:
         self._originals: dict[str, Any] = {}
         self._wrappers: dict[str, Any] = {}
-        self._users = 0
+        self._users: set[object] = set()
         self._foreign = False
         self._ours = False
         self._yield: Callable[[], None] | None = None
         self._thread = 0
         self.reason = ""
 
-    def install(self) -> None:
-        """Wrap the entry points; further calls only count."""
-        self._users += 1
-        if self._users > 1:
+    def install(self, user: object) -> None:
+        """Wrap the entry points, if ``user`` is the first who needs it."""
+        self._users.add(user)
+        if len(self._users) > 1:
             return
         self._foreign, self.reason = False, ""
         tool = next((name for name in _FOREIGN_TOOLS if os.environ.get(name)), None)
@@ -56,9 +56,9 @@ class ProfilerGuard:
             self._originals[name], self._wrappers[name] = original, wrapper
             setattr(entry_points, name, wrapper)
 
-    def remove(self) -> None:
-        """Put the entry points back once nobody needs the guard."""
-        self._users = max(0, self._users - 1)
+    def remove(self, user: object) -> None:
+        """``user`` needs it no more; put the entry points back once nobody does."""
+        self._users.discard(user)
         if self._users:
             return
         for name, original in self._originals.items():

@@ -28,6 +28,14 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         self.function(*args)
 
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script compiles a module's hooks and asks for their names first.
+        raise AttributeError(
+            "torch.jit.script cannot take a model inside scaledl.track(), which has hooks on it: "
+            "script it before or after the block."
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 

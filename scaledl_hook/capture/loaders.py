@@ -121,10 +121,26 @@ class ProxyIterator:
         return len(self._inner)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
+        if name in ProxyIterator.__slots__:  # not set yet: an instance made without __init__
+            raise AttributeError(name)
         return getattr(self._inner, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ProxyIterator.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._inner, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self._inner,)  # a copy is one of the loader's own iterator
+
     def __del__(self) -> None:
-        self._listener.on_pass_drop(self._pass)  # a loop left by break drops its iterator
+        listener = getattr(self, "_listener", None)  # none: an instance made without __init__
+        if listener is not None:
+            listener.on_pass_drop(self._pass)  # a loop left by break drops its iterator
+
+
+_TRACKED_FIELDS = ("_clock", "_iterable", "_listener")
 
 
 class TrackedIterable:
@@ -147,8 +163,29 @@ class TrackedIterable:
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self._iterable)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._iterable[key]  # type: ignore[index]
+
     def __getattr__(self, name: str) -> Any:
+        if name in _TRACKED_FIELDS:  # not set yet: an instance made without __init__
+            raise AttributeError(name)
         return getattr(self._iterable, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _TRACKED_FIELDS:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._iterable, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self._iterable,)  # a copy is untracked
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 class _Watch:
@@ -164,8 +201,8 @@ class _Watch:
         for owner in _loader_classes():
             original = owner.__dict__["__iter__"]
             wrapper = _wrap(original)
-            owner.__iter__ = wrapper  # type: ignore[attr-defined]
             self.originals.append((owner, original, wrapper))
+            owner.__iter__ = wrapper  # type: ignore[attr-defined]
 
     def restore(self) -> None:
         for owner, original, wrapper in self.originals:
@@ -223,20 +260,24 @@ def _wrap(original: Any) -> Any:
     return __iter__
 
 
-def watch_loaders(
-    listener: LoaderListener, clock: Callable[[], float] = time.perf_counter
-) -> Callable[[], None]:
-    """Report every pass over a DataLoader on this thread to ``listener``; return the undo."""
-    if not _watch.listeners:
-        _watch.pid = os.getpid()
-        _watch.install()
-    entry = (listener, clock, threading.get_ident())
-    _watch.listeners.append(entry)
+class LoaderSensor:
+    """Reports every pass over a DataLoader on the thread that starts it to ``listener``."""
 
-    def undo() -> None:
-        if entry in _watch.listeners:
-            _watch.listeners.remove(entry)
+    def __init__(
+        self, listener: LoaderListener, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._entry = (listener, clock, threading.get_ident())
+
+    def start(self) -> None:
+        """Listen; the first listener of the process places the patch."""
+        _watch.listeners.append(self._entry)
+        if not _watch.originals:
+            _watch.pid = os.getpid()
+            _watch.install()
+
+    def stop(self) -> None:
+        """Listen no more; the last listener takes the patch away."""
+        if self._entry in _watch.listeners:
+            _watch.listeners.remove(self._entry)
         if not _watch.listeners:
             _watch.restore()
-
-    return undo

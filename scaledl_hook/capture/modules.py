@@ -192,7 +192,7 @@ class LayerWindow:
 
     def _after_root(self, args: Any, output: Any) -> None:
         if self._single is not None and self._want_graph and self.graph is None:
-            call = LayerCall(self._single, self._root.module)
+            call = LayerCall(self._single, self._model)
             call.take_output(args, {}, output)
             self._calls.append(call)
         if not self._want_graph or self.graph is not None or not self._calls:

@@ -60,10 +60,8 @@ class OptimizerSensor:
 
     def start(self) -> None:
         """Attach the two global hooks."""
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        self._handles.append(register_optimizer_step_pre_hook(self._before))
+        self._handles.append(register_optimizer_step_post_hook(self._after))
 
     def stop(self) -> None:
         """Remove them."""

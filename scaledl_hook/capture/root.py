@@ -9,6 +9,7 @@ for the all-reduces; a second one, queued from the first, runs after it. The tim
 is the exposed communication of this step.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -59,7 +60,7 @@ class RootSensor:
         clock: Callable[[], float],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._module = module
+        self._module = weakref.ref(module)  # the user may let it go after the block
         self._listener = listener
         self._clock = clock
         self._on_error = on_error
@@ -79,19 +80,19 @@ class RootSensor:
         self._compute_mark: Any = None
 
     @property
-    def module(self) -> nn.Module:
-        """The module the hooks sit on."""
-        return self._module
+    def module(self) -> nn.Module | None:
+        """The module the hooks sit on, while it lives."""
+        return self._module()
 
     def start(self) -> None:
         """Attach the two forward hooks. ``prepend``: our time holds the user's hooks too."""
-        if isinstance(self._module, torch.jit.ScriptModule):
+        module = self._module()
+        if module is None or isinstance(module, torch.jit.ScriptModule):
             return  # refuses hooks; the step clock then works from optimizer and loader alone
         self._active = True
-        self._handles = [
-            self._module.register_forward_pre_hook(Hook(self._before), prepend=True),
-            self._module.register_forward_hook(Hook(self._after)),
-        ]
+        before, after = Hook(self._before), Hook(self._after)
+        self._handles.append(module.register_forward_pre_hook(before, prepend=True))
+        self._handles.append(module.register_forward_hook(after))
 
     def stop(self) -> None:
         """Detach; callbacks of a backward that still runs do nothing."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from scaledl.capture.clock import Sink, StepClock
 from scaledl.capture.collectives import DdpView, find_ddp
 from scaledl.capture.environ import Environment, device_of, read_environment, read_plan
 from scaledl.capture.guard import GUARD
-from scaledl.capture.loaders import TrackedIterable, watch_loaders
+from scaledl.capture.loaders import LoaderSensor, TrackedIterable
 from scaledl.capture.modules import LayerWindow
 from scaledl.capture.optimizers import OptimizerSensor
 from scaledl.capture.profile import ProfileSession
@@ -22,6 +23,7 @@ from scaledl.capture.root import RootSensor
 from scaledl.capture.sampler import Sampler, open_device
 from scaledl.capture.timers import EventTimer, HostTimer, Timer
 from scaledl.capture.windows import Windows
+from scaledl.errors import run_all
 from scaledl.records import DeviceSample, LayerGraph, ProfileWindow, StepRecord
 
 # Until here every step is watched: the guesses come early, and so do the first windows.
@@ -58,11 +60,11 @@ class Capture:
         profile: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # who keeps the run after the block keeps no model
         self._sink = sink
         self._now = clock
         self._thread = threading.get_ident()
-        self._loader = loader  # kept alive: the clock knows it by its id
+        self._loader: object = loader  # kept alive: the clock knows it by its id
         self.environment: Environment = read_environment(model)
         self.plan, self.remark = read_plan(model, self.environment.world_size)
         device = device_of(model)
@@ -106,7 +108,8 @@ class Capture:
             sink.on_sample,
             lambda e: sink.on_error("device sensor", e),
         )
-        self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._loaders = LoaderSensor(self.border, clock)
+        self._started: list[tuple[str, Callable[[], None]]] = []
         self._num_holds = 0
 
     def start(self) -> None:
@@ -115,33 +118,35 @@ class Capture:
             ("forward and backward", self._root.start, self._root.stop),
             ("optimizer", self._optimizers.start, self._optimizers.stop),
             ("device sensor", self.sampler.start, self.sampler.stop),
+            ("loaders", self._loaders.start, self._loaders.stop),
         ]
         if self._guarded:
-            steps.append(("profiler guard", GUARD.install, GUARD.remove))
+            install, remove = lambda: GUARD.install(self), lambda: GUARD.remove(self)
+            steps.append(("profiler guard", install, remove))
         for name, start, stop in steps:
+            self._started.append((name, stop))  # first: what is interrupted is undone too
             try:
                 start()
-                self._undo.append((name, stop))
             except Exception as error:
                 self._sink.on_error(name, error)
-        try:
-            self._undo.append(("loaders", watch_loaders(self.border, self._now)))
-        except Exception as error:
-            self._sink.on_error("loaders", error)
 
     def stop(self) -> None:
         """Close the running step and epoch, then detach all; each part on its own."""
         ends: list[tuple[str, Callable[[], None]]] = [
             ("step clock", lambda: self.border.call(lambda: self.clock.stop(self._now()))),
             ("windows", self.windows.stop),
-            *reversed(self._undo),
+            *reversed(self._started),
         ]
-        self._undo = []
-        for name, end in ends:
-            try:
-                end()
-            except Exception as error:
-                self._sink.on_error(name, error)
+        run_all(ends, self._sink.on_error)
+        self._started, self._loader = [], None
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the run is the parent's, so nothing is watched here any more."""
+        self.border.silence()
+        self._root.stop()
+        self._optimizers.stop()
+        self._loaders.stop()
+        self.windows.leave()
 
     def settle(self) -> None:
         """Bring the clock up to now; on another thread than the training's nothing happens."""
@@ -181,7 +186,8 @@ class Capture:
 
     def ddp(self) -> DdpView | None:
         """What DDP tells, where the model or what stands around it is DDP."""
-        found = find_ddp(self._model)
+        model = self._model()
+        found = find_ddp(model) if model is not None else None
         return DdpView(found) if found is not None else None
 
     def wrap(self, iterable: Any) -> TrackedIterable:
@@ -189,8 +195,10 @@ class Capture:
         return TrackedIterable(iterable, self.border, self._now)
 
     def _layer_window(self, part: int, want_graph: bool) -> LayerWindow:
+        model = self._model()
+        assert model is not None  # the open block holds it
         return LayerWindow(
-            self._model,
+            model,
             self._root,
             self._timer,
             self._window_failed,

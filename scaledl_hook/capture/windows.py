@@ -133,29 +133,35 @@ class Windows:
 
     def stop(self) -> None:
         """The block ends: nothing stays attached, no profiler stays on."""
-        if self._layer_window is not None:
-            self._layer_window.detach()
-            self._layer_window = None
-        if self._session is not None:
-            self._session.stop()
-            self._session = None
         self._waiting.clear()
+        window, session = self._layer_window, self._session
+        try:
+            if window is not None:
+                window.detach()
+        finally:
+            if session is not None:
+                session.stop()
+        self._layer_window = self._session = None
+
+    def leave(self) -> None:
+        """In a forked child: no hook stays; the profiler is the parent's."""
+        self._session = None
+        self.stop()
 
     # --- inside --------------------------------------------------------------------------------
 
     def _begin_due(self, step: StepRecord) -> None:
         begin_s = self._clock()
         if not self.layers_off and self._layers.is_due(self._num_steps, self._elapsed_s):
-            window = self._make_layer_window(self._layers.count, not self._has_graph)
-            window.attach()
-            self._layer_window = window
+            self._layer_window = self._make_layer_window(self._layers.count, not self._has_graph)
+            self._layer_window.attach()
         elif self._wants_comm():
             assert self._make_session is not None
-            session = self._make_session()
-            if not session.start():
+            self._session = self._make_session()
+            if not self._session.start():
+                self._session = None
                 self._comm.skip(self._num_steps)
                 return
-            self._session = session
         else:
             return
         self._cost_s = self._clock() - begin_s
@@ -171,11 +177,12 @@ class Windows:
 
     def _end_layers(self, step: StepRecord) -> None:
         begin_s = self._clock()
-        window, self._layer_window = self._layer_window, None
+        window = self._layer_window
         self._mark_sampled(False)
         if window is None:
             return
         window.detach()
+        self._layer_window = None  # not before: what is interrupted here is detached by stop()
         if window.graph is not None and not self._has_graph and not window.is_partial:
             self._has_graph = True
             self._take_graph(window.graph)
@@ -214,9 +221,10 @@ class Windows:
 
     def _end_comm(self, step: StepRecord) -> None:
         begin_s = self._clock()
-        session, self._session = self._session, None
+        session = self._session
         self._mark_sampled(False)
         comm = session.stop() if session is not None else None
+        self._session = None
         cost_s = self._cost_s + self._clock() - begin_s + self._extra_s(step)
         self._comm.took(self._num_steps, cost_s)
         if comm is not None:
