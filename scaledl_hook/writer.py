@@ -1,6 +1,7 @@
 """The writing half of the store: one rank's append-only file, fed from a thread of its own."""
 
 import contextlib
+import errno
 import os
 import threading
 from collections import deque
@@ -163,6 +164,8 @@ class RunWriter:
             num_bytes += len(data)
         if chunks:
             fd = self._open() if self._fd is None else self._fd
+            if os.fstat(fd).st_nlink == 0:  # what is written to it would be lost in silence
+                raise FileNotFoundError(errno.ENOENT, "it was removed")
             _write_all(fd, b"".join(chunks))
             self._num_bytes += num_bytes
 

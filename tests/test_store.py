@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -453,3 +454,18 @@ def test_a_number_that_cannot_be_makes_its_line_unreadable_and_no_more(
     path.write_text(damaged)
     assert not any(isinstance(line, Measurement) for line in read_lines(folder))
     assert load_relatives(tmp_path, BASE.signature, "other").measurements == ()
+
+
+def test_a_run_folder_that_was_removed_is_told_once(tmp_path: Path) -> None:
+    writer, told = written(tmp_path / "run")
+    for step in range(2):
+        writer.append(step_block(first_step=100 * step))
+        deadline_s = time.monotonic() + 10
+        while (writer._queue or writer._fd is None) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    writer.append(step_block(first_step=200))
+    writer.close()
+    (message,) = told
+    assert message.startswith(f"cannot write {tmp_path / 'run'}: it was removed.")
+    assert writer.num_dropped >= 1
