@@ -32,6 +32,9 @@ DURATION_REL_SIGMA = 0.2
 size, and shared networks swing)."""
 EXPOSED_REL_SIGMA = 0.35
 """The same when only the exposed part was seen, which also holds waiting and launch."""
+MAX_WAITING_SHARE = 0.2
+"""Of the collectives' time. Where this rank waits more for a slower one, their durations tell of
+that rank and not of the links, which are then read from what is exposed beyond the waiting."""
 UNKNOWN_BYTES_REL_SIGMA = 1.5
 """Added log-sd of seconds a byte when the model's size is unknown: 1 M to 1 G parameters."""
 MAX_ROWS_EACH = 16
@@ -79,7 +82,9 @@ def _tells_of(anchor: Anchor, cluster: ClusterSpec) -> bool:
 def _duration_rows(anchor: Anchor) -> list[tuple[FloatArray, float, float]]:
     cluster = anchor.measurement.cluster
     seen = [b for b in anchor.measurement.buckets if b.duration_s and b.num_bytes > 0]
-    if is_sharded(anchor.measurement.plan):
+    total_s = sum(b.duration_s or 0.0 for b in seen)
+    waits = (anchor.measurement.waiting_s or 0.0) > MAX_WAITING_SHARE * total_s
+    if waits or is_sharded(anchor.measurement.plan):
         return []
     stride = -(-len(seen) // MAX_ROWS_EACH) if seen else 1
     return [
@@ -111,7 +116,9 @@ def _exposed_rows(anchor: Anchor, theta: FloatArray) -> list[tuple[FloatArray, f
         anchor.forward_s * ones,
         anchor.backward_s * ones,
     ).exposed_s
-    wait_s = (measurement.rank_sigma_s or 0.0) * expected_max_normal(anchor.num_gpus)
+    wait_s = measurement.waiting_s
+    if wait_s is None:
+        wait_s = (measurement.rank_sigma_s or 0.0) * expected_max_normal(anchor.num_gpus)
     seen_s = max(0.0, anchor.parts.comm_exposed_s - wait_s)
     fast_enough = seen_s < 0.01 * measurement.step_s
     factor = float(np.interp(max(seen_s, 1e-9), modelled_s, factors))

@@ -68,6 +68,7 @@ def merge(new: Measurement, old: Measurement) -> Measurement:
         name: getattr(new, name) if getattr(new, name) not in (None, ()) else getattr(old, name)
         for name in (
             "rank_sigma_s",
+            "waiting_s",
             "forward_s",
             "backward_s",
             "buckets",

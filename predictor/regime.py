@@ -65,7 +65,7 @@ def measure(
         cluster: Where it ran.
         plan: How it was spread.
         graph: The layer graph, for its signature and sizes.
-        rank_times_s: Mean own time of a step by rank, waiting for others excluded.
+        rank_times_s: Own time of a step by rank, waiting for others excluded; this rank's first.
         host_shared: Whether the ranks share one CPU machine.
         host_slots: How many processes with this number of threads its cores carry.
         at_s: Time stamp.
@@ -113,6 +113,9 @@ def measure(
         stall_s=_stall_s(steps, kept, skip),
         step_sigma_s=float(walls.std(ddof=1)),
         rank_sigma_s=float(np.std(rank_times_s, ddof=1)) if len(rank_times_s) > 1 else None,
+        waiting_s=min(parts.comm_exposed_s, max(rank_times_s) - rank_times_s[0])
+        if len(rank_times_s) > 1
+        else None,
         forward_s=forward_s,
         backward_s=backward_s,
         buckets=_buckets(windows),

@@ -204,7 +204,10 @@ class Engine:
     def on_epoch(self, epoch: EpochRecord) -> None:
         """An epoch ended: learn, forecast, report."""
         begin_s = time.perf_counter()
-        self._flush(begin_s, draw=False)
+        if self._closing or self.pulse.eta is None or begin_s - self._last_flush_s >= FLUSH_S:
+            self._flush(begin_s, draw=False)
+        else:  # epochs of a few steps: an estimate at each would cost more than the steps
+            self._hand_on(begin_s)
         walls_s, own_s = list(self._epoch_walls_s), list(self._epoch_own_s)
         self._epoch_walls_s.clear()
         self._epoch_own_s.clear()

@@ -332,10 +332,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A regime as the predictor learns it: one job, one count, averaged over steady steps.
 
     ``step_sigma_s`` is the spread of single steps; ``rank_sigma_s`` that of the ranks' own mean
-    times (``None``: only one rank known). ``host_shared`` tells that the ranks are CPU processes
-    of one machine, which then compete for its memory; beyond ``host_slots`` of them they also
-    share cores. ``stall_s`` is the time a step, over all steps, of those few that took far longer
-    (a save, a log, a stall); ``step_s`` is without them, an epoch's time is with them.
+    times and ``waiting_s`` what this rank waits in a step for the slowest, a part of its exposed
+    communication (``None``: only one rank known). ``host_shared`` tells that the ranks are CPU
+    processes of one machine, which then compete for its memory; beyond ``host_slots`` of them they
+    also share cores. ``stall_s`` is the time a step, over all steps, of those few that took far
+    longer (a save, a log, a stall); ``step_s`` is without them, an epoch's time is with them.
     """
 
     cluster: ClusterSpec
@@ -345,6 +346,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_steps: Count
     step_sigma_s: Seconds = 0.0
     rank_sigma_s: Seconds | None = None
+    waiting_s: Seconds | None = None
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     buckets: tuple[BucketTiming, ...] = ()

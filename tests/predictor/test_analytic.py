@@ -9,8 +9,10 @@ from truth import Truth, random_truth
 
 from scaledl.errors import UsageError
 from scaledl.predictor.analytic import forecast
+from scaledl.predictor.anchor import build_anchor
 from scaledl.predictor.devices import parse_link
 from scaledl.predictor.draws import expected_max_normal
+from scaledl.predictor.fit import fit_links
 from scaledl.records import LinkSpec, Measurement, ParallelPlan, StepForecast, StepParts
 
 QUIET = Truth()
@@ -178,6 +180,29 @@ def test_D09_the_slowest_of_more_ranks_is_slower() -> None:
     expected_s = (m.rank_sigma_s or 0) * (expected_max_normal(64) - expected_max_normal(16))
     assert extra_s == pytest.approx(expected_s, rel=0.35)
     assert waits[1].bottleneck == "straggler"
+
+
+def test_waiting_for_a_known_slow_rank_is_not_priced_as_a_slow_link() -> None:
+    clean, wait_s = QUIET.measure(4, 16, seed=1), 0.05
+    one = clean.buckets[-1:]
+    clean = msgspec.structs.replace(clean, buckets=one, param_bytes=one[0].num_bytes)
+    waited = msgspec.structs.replace(
+        clean,
+        step_s=clean.step_s + wait_s,
+        parts=msgspec.structs.replace(
+            clean.parts, comm_exposed_s=clean.parts.comm_exposed_s + wait_s
+        ),
+        buckets=(msgspec.structs.replace(one[0], duration_s=(one[0].duration_s or 0) + wait_s),),
+        rank_sigma_s=wait_s / 2,
+        waiting_s=wait_s,
+    )
+    links = [
+        fit_links([build_anchor(m)], QUIET.cluster(8)).theta
+        for m in (clean, waited, msgspec.structs.replace(waited, waiting_s=None))
+    ]
+    assert np.abs(links[1] - links[0]).max() < 0.5 < np.abs(links[2] - links[0]).max()
+    told = forecast([waited], QUIET.cluster(8), QUIET.plan(8, 16))
+    assert told.bottleneck == "straggler"
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 64])
