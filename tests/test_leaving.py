@@ -231,3 +231,16 @@ def test_a_report_pipe_that_nobody_reads_does_not_hold_the_training(
     with scaledl.track(model, report=pipe, run_dir=tmp_path, epochs=1):
         train(model, make_loader())
     assert f"cannot write reports to {pipe}" in capfd.readouterr().err
+
+
+def test_two_blocks_that_cross_count_their_own_steps(tmp_path: Path) -> None:
+    one, other = make_model(), make_model()
+    first, second = (scaledl.track(m, report="none", run_dir=tmp_path) for m in (one, other))
+    first.__enter__()
+    second.__enter__()
+    train(one, make_loader(32))
+    first.__exit__(None, None, None)
+    train(other, make_loader(16))
+    second.__exit__(None, None, None)
+    assert (first.status()["step"], second.status()["step"]) == (32, 16)
+    assert leftovers(one) == leftovers(other) == []

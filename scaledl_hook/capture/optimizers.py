@@ -17,6 +17,8 @@ from scaledl.capture.root import in_backward_pass
 # no backward of the model is ever seen.
 _PATIENCE = 8
 
+_of_a_tracked_model: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
 
 class OptimizerSensor:
     """Reports ``on_step(start_s, end_s)`` for optimizers of the tracked model.
@@ -90,6 +92,8 @@ class OptimizerSensor:
         if ours is None:
             ours = self._is_ours[optimizer] = self._holds_parameter(optimizer)
             self._seen_ours = self._seen_ours or ours
+            if ours:
+                _of_a_tracked_model.add(optimizer)
             if ours and self.first is not None:
                 first, self.first = self.first, None
                 first(optimizer)
@@ -97,6 +101,8 @@ class OptimizerSensor:
             self._last = weakref.ref(optimizer)
         if ours or self._seen_ours:
             return ours
+        if optimizer in _of_a_tracked_model:
+            return False  # of the model of another open block
         ran = self.model_ran()
         if ran is None:
             self._strangers += 1
