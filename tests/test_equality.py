@@ -770,7 +770,7 @@ def test_tracking_adds_no_graph_and_no_graph_break(
     assert graphs_of(make, quietly(run_dir=tmp_path), late=late) == plain
 
 
-def test_signal_handlers_are_the_users_while_a_block_is_open(tmp_path: Path) -> None:
+def test_U13_signal_handlers_are_the_users_while_a_block_is_open(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     with quietly(run_dir=tmp_path)(make_model()):
         assert before == {number: signal.getsignal(number) for number in signal.valid_signals()}

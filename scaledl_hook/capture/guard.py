@@ -32,7 +32,6 @@ class ProfilerGuard:
         self._foreign = False
         self._ours = False
         self._yield: Callable[[], None] | None = None
-        self._thread = 0
         self.reason = ""
 
     def install(self, user: object) -> None:
@@ -75,7 +74,6 @@ class ProfilerGuard:
         if enabled is None or enabled():
             return False
         self._ours, self._yield = True, yield_now
-        self._thread = threading.get_ident()
         return True
 
     def end(self) -> None:
@@ -85,10 +83,10 @@ class ProfilerGuard:
     def _wrap(self, original: Any, *, ends: bool) -> Any:
         def entry(*args: Any, **kwargs: Any) -> Any:
             if not _OURS.active:
+                self._foreign = not ends  # first: none of ours may begin meanwhile
                 if not ends and self._yield is not None:
                     yield_now, self._yield = self._yield, None
                     yield_now()
-                self._foreign = not ends
             return original(*args, **kwargs)
 
         entry.__wrapped__ = original  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ user's code, under the guard of ``guard.py``. Raw kineto events are read once an
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,21 +17,44 @@ from scaledl.capture.collectives import RawEvent, StepComm, read_collectives
 from scaledl.capture.guard import GUARD, ours
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+_PATIENCE_S = 5.0  # of somebody else's profiler, for the end of a step
 
 
 class ProfileSession:
-    """A profiler that runs for one step. ``start`` tells whether it may."""
+    """A profiler that runs for one step. ``start`` tells whether it may.
 
-    def __init__(self, *, cuda: bool = False) -> None:
+    Args:
+        cuda: Whether the GPU's kernels are recorded too.
+        thread: The thread on which it may run (``get_ident``); by default the one that asks.
+
+    Attributes:
+        was_taken: Somebody else's profiler ended this one.
+        is_blind: The GPU was asked for and nothing of it was seen.
+    """
+
+    def __init__(self, *, cuda: bool = False, thread: int | None = None) -> None:
         self._activities = [ProfilerActivity.CPU]
         if cuda:
             self._activities.append(ProfilerActivity.CUDA)
+        self._cuda = cuda
+        self._thread = threading.get_ident() if thread is None else thread
+        self._ended = threading.Event()
         self._profile: Any = None
         self.was_taken = False
+        self.is_blind = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread may start and stop it.
+
+        Stopped on another thread than it was started on, the profiler of torch 2.13 leaves its
+        state behind: the next one of the user's then raises "already enabled", or the process dies.
+        """
+        return threading.get_ident() == self._thread
 
     def start(self) -> bool:
-        """Start unless another profiler is prepared, active or suspected."""
-        if not GUARD.try_begin(self._give_way):
+        """Start unless another profiler is prepared, active or suspected, or this is no place."""
+        if not self.is_here or not GUARD.try_begin(self._give_way):
             return False
         try:
             with ours(), _quiet_kineto():
@@ -52,13 +76,21 @@ class ProfileSession:
                 running.stop()
         finally:
             GUARD.end()
+            self._ended.set()
         results = getattr(running.profiler, "kineto_results", None)
         if results is None:
             return None
-        return read_collectives(_raw(results.events()))
+        events = list(_raw(results.events()))
+        self.is_blind = self._cuda and not any(event.on_device for event in events)
+        return read_collectives(events)
 
     def _give_way(self) -> None:
-        """Somebody else starts a profiler on this process: ours ends before theirs begins."""
+        """Somebody else starts a profiler on this process: ours ends before theirs begins.
+
+        Another thread waits for the end of the running step, where our own thread ends it.
+        """
+        if not self.is_here and self._ended.wait(_PATIENCE_S):
+            return
         running, self._profile = self._profile, None
         self.was_taken = True
         if running is not None:

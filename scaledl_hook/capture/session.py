@@ -94,13 +94,16 @@ class Capture:
             rank=self.environment.rank,
             timer=self._timer,
             make_layer_window=self._layer_window,
-            make_session=(lambda: ProfileSession(cuda=not is_host)) if use_profiler else None,
+            make_session=(lambda: ProfileSession(cuda=not is_host, thread=self._thread))
+            if use_profiler
+            else None,
             ddp=self.ddp,
             world_size=self.environment.world_size,
             take=sink.on_window,
             take_graph=sink.on_graph,
             mark_sampled=self._mark_sampled,
             clock=clock,
+            tell=sink.on_guess,
         )
         self.windows.layers_off = isinstance(model, DataParallel)
         self.sampler = Sampler(
@@ -111,6 +114,7 @@ class Capture:
         self._loaders = LoaderSensor(self.border, clock)
         self._started: list[tuple[str, Callable[[], None]]] = []
         self._num_holds = 0
+        self._is_ending = False
 
     def start(self) -> None:
         """Attach every sensor; one that fails to attach is told and left out."""
@@ -132,6 +136,7 @@ class Capture:
 
     def stop(self) -> None:
         """Close the running step and epoch, then detach all; each part on its own."""
+        self._is_ending = True
         ends: list[tuple[str, Callable[[], None]]] = [
             ("step clock", lambda: self.border.call(lambda: self.clock.stop(self._now()))),
             ("windows", self.windows.stop),
@@ -155,8 +160,10 @@ class Capture:
 
     def step_ended(self, step: StepRecord) -> None:
         """The clock closed a step: windows end and begin here."""
+        if self._guarded and threading.get_ident() != self._thread:
+            self.windows.give_up_comm("the training left the thread that entered track()")
         try:
-            self.windows.boundary(step, may_begin=self.border.is_live)
+            self.windows.boundary(step, may_begin=self.border.is_live and not self._is_ending)
         except Exception as error:
             self.windows.layers_off = self.windows.comm_off = True
             self.windows.stop()

@@ -18,6 +18,7 @@ FIRST_LAYERS = 6  # steps of this process; the first ones compile, allocate and 
 FIRST_COMM = 10
 GROWTH = 1.6
 MIN_GAP = 40
+STOP_MOST_S = 2.0  # other ranks wait meanwhile, and their watchdog with them
 
 
 class Schedule:
@@ -57,6 +58,7 @@ class Windows:
         ddp: Looks for the DDP wrapper; asked when a comm window starts.
         take: Takes finished windows; ``take_graph`` the layer graph, once.
         mark_sampled: Tells the clock that the running step is sampled.
+        tell: Takes (key, text) for the user where sampling is given up.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Windows:
         take_graph: Callable[[LayerGraph], None],
         mark_sampled: Callable[[bool], None],
         clock: Callable[[], float],
+        tell: Callable[[str, str], None] = lambda key, text: None,
         budget_fraction: float = 0.002,
     ) -> None:
         self._rank = rank
@@ -84,6 +87,7 @@ class Windows:
         self._take_graph = take_graph
         self._mark_sampled = mark_sampled
         self._clock = clock
+        self._tell = tell
         self._layers = Schedule(FIRST_LAYERS, budget_fraction)
         self._comm = Schedule(FIRST_COMM, budget_fraction)
         self._layer_window: LayerWindow | None = None
@@ -122,7 +126,8 @@ class Windows:
         if self._layer_window is not None:
             self._end_layers(step)
         elif self._session is not None:
-            self._end_comm(step)
+            if self._session.is_here:
+                self._end_comm(step)
         else:
             before = self._typical_s
             self._typical_s = step.wall_s if before is None else 0.9 * before + 0.1 * step.wall_s
@@ -147,6 +152,12 @@ class Windows:
         """In a forked child: no hook stays; the profiler is the parent's."""
         self._session = None
         self.stop()
+
+    def give_up_comm(self, why: str) -> None:
+        """Profile no further step, and say why."""
+        if not self.comm_off:
+            self.comm_off = True
+            self._tell("comm", f"{why}: collectives are not timed from here on.")
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -225,8 +236,13 @@ class Windows:
         self._mark_sampled(False)
         comm = session.stop() if session is not None else None
         self._session = None
-        cost_s = self._cost_s + self._clock() - begin_s + self._extra_s(step)
+        stop_s = self._clock() - begin_s
+        cost_s = self._cost_s + stop_s + self._extra_s(step)
         self._comm.took(self._num_steps, cost_s)
+        if stop_s > STOP_MOST_S:
+            self.give_up_comm(f"stopping the profiler took {stop_s:.0f} s")
+        elif session is not None and session.is_blind:
+            self.give_up_comm("the profiler sees nothing of the GPU (may its counters be locked?)")
         if comm is not None:
             self._take(self._comm_window(step, comm, cost_s))
 

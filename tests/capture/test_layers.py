@@ -137,7 +137,7 @@ def test_every_leaf_that_ran_has_its_calls_and_both_times(name: str):
 
 
 @pytest.mark.parametrize("name", zoo.EVERY)
-def test_layers_and_what_is_outside_make_the_whole(name: str):
+def test_P21_layers_and_what_is_outside_make_the_whole(name: str):
     times = sample(name)[1].times
     known_s = sum(layer.forward_s for layer in times.layers)
     assert known_s + times.outside_forward_s == pytest.approx(times.forward_s, rel=0.02)
@@ -655,7 +655,7 @@ def test_scripted_root_is_left_alone():
     assert sampled.window.read() is None
 
 
-def test_very_many_leaves_are_timed_a_part_at_a_time():
+def test_H21_very_many_leaves_are_timed_a_part_at_a_time():
     case = zoo.make("wide")
     seen: set[str] = set()
     for part in range(2):

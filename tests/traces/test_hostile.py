@@ -92,7 +92,7 @@ def test_stamps_that_are_not_a_number_are_named_and_elsewhere_do_no_harm(tmp_pat
         {"Input Dims": {"a": 1}, "Input type": 7}, {"Input Dims": [3], "Input type": [[]]},
     ],
 )  # fmt: skip
-def test_arguments_of_wrong_types_are_unknown(tmp_path, args):
+def test_P30_arguments_of_wrong_types_are_unknown(tmp_path, args):
     events = [event("kernel", ALL_REDUCE, 5, 5, args=args)]
     events += [event("user_annotation", "nccl:all_reduce", 1, 2, args=args)]
     events += [event("cuda_runtime", "cudaLaunchKernel", 1, 2, args=args)]

@@ -38,7 +38,7 @@ def test_every_schema_gives_the_same_times(tmp_path, names, as_list, suffix):
     assert (trace.gpu, trace.rank, trace.world_size) == known
 
 
-def test_missing_heads_are_unknown_and_not_guessed(tmp_path):
+def test_P30_missing_heads_are_unknown_and_not_guessed(tmp_path):
     trace = read_trace(write(tmp_path / "t.json", {"traceEvents": training()}))
     assert trace.gpu is trace.rank is trace.world_size is trace.backend is None
 
