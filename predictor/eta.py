@@ -148,8 +148,8 @@ class EtaEstimator:
         )
 
     def _basis(self, progress: Progress, end: int | None) -> Basis:
-        if self._state.steps.own_steps < LEARNING_STEPS:
-            return "prior"  # after a resume too: the machine, or its count, may be another
+        if self._state.steps.num_steps < LEARNING_STEPS:
+            return "prior"
         if end is not None and self._unseen_share(progress, end) > 0:
             return "extrapolated"
         return "measured"

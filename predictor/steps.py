@@ -38,7 +38,6 @@ class StepSeries(msgspec.Struct, kw_only=True):
     origin: int = 0
     next_step: int = 0
     num_steps: int = 0  # all that this estimator saw
-    own_steps: int = 0  # those of this process
     warm_s: list[float] = []
     recent_s: list[float] = []
     reference_s: list[float] = []
@@ -61,7 +60,6 @@ class StepSeries(msgspec.Struct, kw_only=True):
             self.origin = first_step
             self.pauses.watched = 0
         self.num_steps += len(walls_s)
-        self.own_steps += len(walls_s)
         self.next_step = first_step + len(walls_s)
         self.total_s += float(walls_s.sum())
         if self.is_warming:
@@ -84,7 +82,6 @@ class StepSeries(msgspec.Struct, kw_only=True):
 
     def restart(self) -> None:
         """Expects start-up costs again: the steps to come are those of a new process."""
-        self.own_steps = 0
         if not self.is_warming:
             self.warm_s = []
 
