@@ -160,9 +160,9 @@ class Capture:
 
     def step_ended(self, step: StepRecord) -> None:
         """The clock closed a step: windows end and begin here."""
-        if self._guarded and threading.get_ident() != self._thread:
-            self.windows.give_up_comm("the training left the thread that entered track()")
         try:
+            if self._guarded and threading.get_ident() != self._thread:
+                self.windows.give_up_comm("the training left the thread that entered track()")
             self.windows.boundary(step, may_begin=self.border.is_live and not self._is_ending)
         except Exception as error:
             self.windows.layers_off = self.windows.comm_off = True
