@@ -133,10 +133,9 @@ def _never_waits(path: str, flags: int) -> int:
 
 def _live_bar() -> Any:
     """The class of a tqdm bar that is alive on this process, to print through; else ``None``."""
-    module = sys.modules.get("tqdm")
-    bar = getattr(module, "tqdm", None)
-    instances = getattr(bar, "_instances", None)
     try:
+        bar = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        instances = getattr(bar, "_instances", None)
         return bar if instances is not None and len(instances) > 0 else None
-    except Exception:
+    except Exception:  # half installed, or another module of that name
         return None
