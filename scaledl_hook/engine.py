@@ -260,7 +260,7 @@ class Engine:
 
     def on_guess(self, key: str, text: str) -> None:
         """A guess or a loss to tell the user, once."""
-        if key == "store" or key.startswith("device"):
+        if key in ("store", "comm") or key.startswith("device"):
             self._off[key] = text
         if self._rank == 0 or key == "store":
             note = self._narrator.tell(key, text)

@@ -179,6 +179,29 @@ def fsdp(folder: Path, seen: Seen) -> None:
         seen["with"] = fit(model, make_loader(STEPS))
 
 
+def slow_stop(folder: Path, seen: Seen) -> None:
+    from scaledl.capture import windows
+    from scaledl.capture.profile import ProfileSession
+
+    kept, most_s = ProfileSession.stop, windows.STOP_MOST_S
+    seen["stops"] = 0
+
+    def stop(self: ProfileSession) -> Any:
+        seen["stops"] += 1
+        time.sleep(0.4 if RANK == 1 else 0.0)
+        return kept(self)
+
+    ProfileSession.stop = stop  # type: ignore[method-assign]
+    windows.STOP_MOST_S = 0.3
+    try:
+        model = Ddp(make_model())
+        with watched(model, seen, folder):
+            fit(model, make_loader(100))
+    finally:
+        ProfileSession.stop = kept  # type: ignore[method-assign]
+        windows.STOP_MOST_S = most_s
+
+
 def energy(folder: Path, seen: Seen) -> None:
     from scaledl.capture.sampler import Sampler
 
@@ -200,7 +223,18 @@ def quiet(folder: Path, seen: Seen) -> None:
 
 SCENARIOS = {
     f.__name__: f
-    for f in (ddp, equal, no_collective, slow_rank, uneven, same_data, fsdp, energy, quiet)
+    for f in (
+        ddp,
+        equal,
+        no_collective,
+        slow_rank,
+        uneven,
+        same_data,
+        fsdp,
+        slow_stop,
+        energy,
+        quiet,
+    )
 }
 
 

@@ -14,7 +14,17 @@ from scaledl.records import Line, Measurement, ProfileWindow, ScalingReport, Ste
 from scaledl.store import read_lines
 
 JOB = Path(__file__).with_name("job.py")
-TWO = ("ddp", "equal", "no_collective", "slow_rank", "uneven", "same_data", "fsdp", "energy")
+TWO = (
+    "ddp",
+    "equal",
+    "no_collective",
+    "slow_rank",
+    "uneven",
+    "same_data",
+    "fsdp",
+    "slow_stop",
+    "energy",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.dist]
 
@@ -144,3 +154,12 @@ def test_U03_rank_0_speaks_and_the_others_are_silent(two: Path, tmp_path: Path) 
     four = launch(tmp_path, 4, "quiet")
     assert "done: 12 steps" in seen(four, "quiet")["said"]
     assert [seen(four, "quiet", rank)["said"] for rank in (1, 2, 3)] == [""] * 3
+
+
+def test_P16_a_rank_whose_profiler_stops_slowly_gives_it_up_and_the_job_ends(two: Path) -> None:
+    slow, other = seen(two, "slow_stop", 1), seen(two, "slow_stop")
+    assert slow["stops"] == 1
+    assert "stopping the profiler took" in slow["off"]["comm"]
+    assert other["off"] == {}
+    blocks = of_kind(lines(two, "slow_stop"), StepBlock)
+    assert sum(block.num_steps for block in blocks) == 100
