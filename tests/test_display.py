@@ -63,6 +63,17 @@ def test_U17_the_cost_that_is_shown_is_that_of_the_status_and_of_the_record(
     assert shown == [format_fraction(cost)]
 
 
+def test_E13_a_run_left_early_is_recorded_and_told_as_stopped_early(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    track = lambda m: scaledl.track(m, run_dir=tmp_path, total_steps=100)  # noqa: E731
+    train("plain", track, num_steps=30)
+    (folder,) = tmp_path.iterdir()
+    (end,) = [line for line in read_lines(folder) if isinstance(line, RunEnd)]
+    assert (end.outcome, end.step) == ("stopped-early", 30)
+    assert "stopped early: 30 steps" in capsys.readouterr().err
+
+
 def test_U17_the_cost_is_unknown_and_not_zero_before_any_step(tmp_path: Path) -> None:
     with quietly(run_dir=tmp_path)(make_model()) as run:
         assert run.status()["overhead_fraction"] is None

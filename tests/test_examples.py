@@ -55,7 +55,7 @@ def test_every_example_is_tried() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_needs_two_lines_for_scaledl(path: Path) -> None:
+def test_W17_an_example_needs_two_lines_for_scaledl(path: Path) -> None:
     marked = [line for line in path.read_text().splitlines() if line.endswith("# scaledl")]
     assert len(marked) == 2
     assert all("scaledl" in line.partition("#")[0] for line in marked)

@@ -405,7 +405,7 @@ def test_a_phase_that_raises_is_closed_and_passes_the_error_on(tmp_path: Path) -
 # --- what is known -------------------------------------------------------------------------------
 
 
-def test_eta_what_if_and_status_answer_during_and_after_the_block(tmp_path: Path) -> None:
+def test_W01_eta_what_if_and_status_answer_during_and_after_the_block(tmp_path: Path) -> None:
     model = make_model()
     with quietly(run_dir=tmp_path, epochs=4, usd_per_gpu_hour=2.0)(model) as run:
         assert run.eta is None

@@ -299,7 +299,7 @@ def test_small_batches_are_named_when_launches_rule() -> None:
     assert f.bottleneck_fraction > 0.5
 
 
-def test_W07_fixed_and_input_time_do_not_shrink_like_compute() -> None:
+def test_W07_W08_fixed_and_input_time_do_not_shrink_like_compute() -> None:
     fed = replace(QUIET, input_s=0.05)
     f = ask(fed, (1,), 8, batch=2)
     assert f.parts.input_wait_s > 0.05 * 2 / 16

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaledl.predictor.analytic import forecast
 from scaledl.predictor.regime import MIN_STEPS, measure, steady
 from scaledl.records import (
     BucketTiming,
@@ -38,6 +39,19 @@ def test_pauses_warm_up_and_sampled_steps_do_not_move_the_steady_step():
     assert found is not None
     assert found.step_s == pytest.approx(0.1)
     assert found.num_steps == 55
+
+
+def test_W15_checkpoints_inside_the_run_change_no_forecast_of_another_count():
+    def seen(pause_s):
+        steps = [step(i, 0.1 + pause_s * (i % 20 == 19)) for i in range(200)]
+        return measure(steps, (), cluster=CLUSTER, plan=PLAN)
+
+    plain, saving = seen(0.0), seen(0.5)
+    four = msgspec.structs.replace(CLUSTER, num_gpus=4)
+    plan = ParallelPlan(strategy="ddp", replicate=4, batch_per_gpu=8)
+    told = [forecast([m], four, plan).step_s.mean for m in (plain, saving)]
+    assert told[1] == pytest.approx(told[0], rel=0.02)
+    assert saving.stall_s == pytest.approx(0.5 / 20, rel=0.05), "kept as time of the epoch"
 
 
 def test_too_few_steps_are_no_measurement():
