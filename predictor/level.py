@@ -10,6 +10,7 @@ MAD_TO_SD = 1.4826  # of a normal distribution
 MEMORY = 0.7  # share of what was seen after which a block's weight has fallen to 1/e
 TREND_BLOCKS, TREND_T, TREND_SHARE = 10, 6.0, 0.04
 CHANGE_T = 6.0
+START_UP_SHARE, START_UP_ALONE = 0.04, 0.15  # above the later steps; where there is only one
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +30,8 @@ def num_start_up(walls_s: Floats) -> int:
         rest = walls_s[i + 1 :]
         middle = float(np.median(rest))
         mad = float(np.median(np.abs(rest - middle))) * MAD_TO_SD
-        if walls_s[i] <= middle + max(0.15 * middle, 5.0 * mad):
+        least = START_UP_SHARE if len(rest) > 1 else START_UP_ALONE
+        if walls_s[i] <= middle + max(least * middle, 5.0 * mad):
             return i
     return len(walls_s) - 1
 

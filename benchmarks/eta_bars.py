@@ -1,0 +1,108 @@
+"""The bars of the ETA, computed from its scores."""
+
+import statistics
+from collections.abc import Sequence
+
+from common import Bar, below
+from eta_baselines import BASELINES
+from eta_scores import OURS, POINTS, Jumps, Row, Score
+
+ERROR_POINTS = (0.05, 0.10, 0.25, 0.50)
+SHARE = 0.7
+MANY, SAME, WORST = 50, 0.001, 0.10
+LOW_COVERAGE, HIGH_COVERAGE = 0.85, 0.95
+WINKLER_SHARE = 0.8
+CALM = 1 / 3
+SCHEDULED_WORSE = 1.1
+
+
+def bars_of(rows: Sequence[Row], scores: Sequence[Score], jumps: Sequence[Jumps]) -> list[Bar]:
+    """All bars; ``rows`` hold the groups ``steady`` and ``scheduled``."""
+    bars: list[Bar] = []
+    for point in POINTS:
+        steady, scheduled = _at(rows, "steady", point), _at(rows, "scheduled", point)
+        if steady and point in ERROR_POINTS:
+            bars += _errors(steady, point)
+            bars += _against_composer(scores, point)
+        if steady:
+            bars += _intervals(steady, point)
+        if scheduled:
+            best = min(_get(scheduled[b], "mean_error") for b in BASELINES if b in scheduled)
+            ours = _get(scheduled[OURS], "mean_error")
+            name = f"scheduled mean error over best baseline's {_text(scheduled, point)}"
+            bars.append(below(name, ours / max(best, 1e-12), SCHEDULED_WORSE))
+    return [*bars, *_calm(jumps)]
+
+
+def _at(rows: Sequence[Row], label: str, point: float) -> dict[str, Row]:
+    return {str(r["estimator"]): r for r in rows if r["runs"] == label and r["point"] == point}
+
+
+def _get(row: Row, key: str) -> float:
+    return float(str(row[key]))
+
+
+def _text(table: dict[str, Row], point: float) -> str:
+    return f"at {point * 100:.0f} % ({table[OURS]['n']} runs)"
+
+
+def _errors(table: dict[str, Row], point: float) -> list[Bar]:
+    plain, ours, text = table["cumulative-mean"], table[OURS], _text(table, point)
+    bars = [
+        below(
+            f"steady {kind.replace('_', ' ')} over cumulative mean's {text}",
+            _get(ours, kind) / max(_get(plain, kind), 1e-12),
+            SHARE,
+        )
+        for kind in ("mean_error", "median_error")
+    ]
+    best = min(_get(table[b], "mean_error") for b in BASELINES if b in table and b != "composer")
+    ratio = _get(ours, "mean_error") / max(best, 1e-12)
+    return [*bars, below(f"steady mean error over best baseline's {text}", ratio, 1.0)]
+
+
+def _against_composer(scores: Sequence[Score], point: float) -> list[Bar]:
+    """On runs with many observations. Equal: within a tenth of a percentage point."""
+    here = [
+        s
+        for s in scores
+        if s.point == point
+        and s.run.group == "steady"
+        and s.run.num_observations > MANY
+        and "composer" in s.forecasts_s
+    ]
+    if not here:
+        return []
+    worse = [s.error(OURS) - s.error("composer") for s in here]
+    text = f"at {point * 100:.0f} % ({len(here)} runs)"
+    ratio = statistics.fmean(s.error(OURS) for s in here) / max(
+        statistics.fmean(s.error("composer") for s in here), 1e-12
+    )
+    return [
+        below(f"share of runs worse than Composer {text}", _share(w > SAME for w in worse), 0.1),
+        below(f"most points worse than Composer {text}", max(worse), WORST),
+        below(f"steady mean error over Composer's {text}", ratio, 1.0),
+    ]
+
+
+def _share(values: "Sequence[bool] | object") -> float:
+    found = list(values)  # type: ignore[call-overload]
+    return statistics.fmean(found)
+
+
+def _intervals(table: dict[str, Row], point: float) -> list[Bar]:
+    text, held = _text(table, point), _get(table[OURS], "coverage")
+    inside = LOW_COVERAGE <= held <= HIGH_COVERAGE
+    scores = [_get(r, "mean_winkler") for n, r in table.items() if n != OURS and "mean_winkler" in r]
+    limits: object = [LOW_COVERAGE, HIGH_COVERAGE]
+    bars = [Bar(name=f"steady coverage {text}", value=held, limit=limits, holds=inside)]  # type: ignore[typeddict-item]
+    if scores:
+        ratio = _get(table[OURS], "mean_winkler") / max(min(scores), 1e-12)
+        bars.append(below(f"Winkler over best conformal baseline's {text}", ratio, WINKLER_SHARE))
+    return bars
+
+
+def _calm(jumps: Sequence[Jumps]) -> list[Bar]:
+    steady = [j for j in jumps if j.run.group == "steady"]
+    ours, ema = (sum(j.counts[name] for j in steady) for name in (OURS, "ema-0.3"))
+    return [below(f"visible jumps over EMA's ({ema} in {len(steady)} runs)", ours / max(ema, 1), CALM)]
