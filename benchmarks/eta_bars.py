@@ -79,26 +79,30 @@ def _against_composer(scores: Sequence[Score], point: float) -> list[Bar]:
         statistics.fmean(s.error("composer") for s in here), 1e-12
     )
     return [
-        below(f"share of runs worse than Composer {text}", _share(w > SAME for w in worse), 0.1),
+        below(f"share of runs worse than Composer {text}", statistics.fmean(w > SAME for w in worse), 0.1),
         below(f"most points worse than Composer {text}", max(worse), WORST),
         below(f"steady mean error over Composer's {text}", ratio, 1.0),
     ]
 
 
-def _share(values: "Sequence[bool] | object") -> float:
-    found = list(values)  # type: ignore[call-overload]
-    return statistics.fmean(found)
-
-
 def _intervals(table: dict[str, Row], point: float) -> list[Bar]:
     text, held = _text(table, point), _get(table[OURS], "coverage")
     inside = LOW_COVERAGE <= held <= HIGH_COVERAGE
-    scores = [_get(r, "mean_winkler") for n, r in table.items() if n != OURS and "mean_winkler" in r]
     limits: object = [LOW_COVERAGE, HIGH_COVERAGE]
     bars = [Bar(name=f"steady coverage {text}", value=held, limit=limits, holds=inside)]  # type: ignore[typeddict-item]
-    if scores:
-        ratio = _get(table[OURS], "mean_winkler") / max(min(scores), 1e-12)
-        bars.append(below(f"Winkler over best conformal baseline's {text}", ratio, WINKLER_SHARE))
+    ratios = {
+        name: _get(row, "mean_winkler_ours") / max(_get(row, "mean_winkler"), 1e-12)
+        for name, row in table.items()
+        if name != OURS and "mean_winkler" in row
+    }
+    composer = ratios.pop("composer", None)
+    if ratios:
+        name = f"Winkler over best conformal baseline's {text}"
+        bars.append(below(name, max(ratios.values()), WINKLER_SHARE))
+    if composer is not None:
+        name = f"Winkler over Composer's, conformal, at {point * 100:.0f} %"
+        name += f" ({table['composer']['n']} runs)"
+        bars.append(below(name, composer, WINKLER_SHARE))
     return bars
 
 

@@ -132,7 +132,10 @@ def summarise(label: str, scores: Sequence[Score]) -> list[Row]:
                 continue
             row: Row = {"runs": label, "point": point, "n": len(known), "estimator": name}
             row |= _errors(s.error(name) for s in known)
-            row |= _intervals(known) if name == OURS else _conformal(known, name)
+            row |= _intervals(known)
+            if name != OURS:  # the same runs, so that both can be compared
+                row["mean_winkler_ours"] = row["mean_winkler"]
+                row |= _conformal(known, name)
             rows.append(row)
     return rows
 

@@ -25,13 +25,18 @@ FLUSH_STEPS = 8
 STATE_VERSION = 1
 PAUSED = "paused"
 # Spread of the later mean step time around the earlier one, as share of it, times
-# sqrt(steps left / steps seen): a level that wanders. Middle of what steady public runs show
-# (MLPerf training logs v0.7 to v5.1: 1 to 4 %); the run's own past forecasts then correct it.
-WANDER, WANDER_MAX = 0.015, 0.10
-LEARNING_SPREAD = 0.25  # of the level, over sqrt(steps): single steps early in a run
+# sqrt(steps left / steps seen): a level that wanders.
+WANDER, WANDER_MAX = 0.003, 0.025
+LEARNING_SPREAD = 0.25  # of the level, over sqrt(steps): how far one step is trusted beside a prior
+# The only steps seen may hold start-up costs: by this share over steps ** 2 the rest may be quicker.
+ALONE_SHARE = 0.2
+# What may still come once: a stall, a slow end, a final evaluation. Share of the whole run, and at
+# most of what is left.
+LATE_SHARE, LATE_MAX = 0.01, 0.12
 # Share by which a run may be longer than its steps say while no evaluation was seen. Where one
 # follows each epoch, pauses of 24 to 40 % of the time are common on small data sets: 1 / 0.6 - 1.
-UNSEEN_SHARE, UNSEEN_SHARE_ONE_EPOCH = 0.65, 0.25
+UNSEEN_FEW = 1.6
+UNSEEN_SHARE, UNSEEN_SHARE_ONE_EPOCH = 0.65, 0.03
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -162,10 +167,10 @@ class EtaEstimator:
                 return None
             half = max(prior.high - prior.mean, prior.mean - prior.low)
             return Level(mean_s=prior.mean, se_s=0.0, num_steps=0), half / self._z
-        few = LEARNING_SPREAD * level.mean_s / math.sqrt(level.num_steps)
-        sd = math.hypot(level.se_s, few if level.num_steps < LEARNING_STEPS else 0.0)
+        sd = level.se_s
         if prior is None or level.num_steps >= LEARNING_STEPS:
             return level, sd
+        sd = math.hypot(sd, LEARNING_SPREAD * level.mean_s / math.sqrt(level.num_steps))
         half = max(prior.high - prior.mean, prior.mean - prior.low, 1e-9)
         trust = (self._z / half) ** 2 * (1 - level.num_steps / LEARNING_STEPS)
         own = 1 / max(sd, 1e-9) ** 2
@@ -219,8 +224,13 @@ class EtaEstimator:
         mean = max(cost.mean_s - gone, 0.0)
         half = self._z * math.sqrt(cost.variance) * self._state.hindsight.factor(self._level)
         above = cost.above_s + self._unseen_share(progress, end) * mean
+        above += min(LATE_SHARE * (self._state.hindsight.elapsed_s + mean), LATE_MAX * mean)
+        below = mean * ALONE_SHARE / max(self._state.steps.num_steps, 1) ** 2
         return Interval(
-            mean=mean, low=max(mean - half, 0.0), high=mean + half + above, level=self._level
+            mean=mean,
+            low=max(mean - half - below, 0.0),
+            high=mean + half + above,
+            level=self._level,
         )
 
     def _unseen_share(self, progress: Progress, end: int) -> float:
@@ -230,7 +240,8 @@ class EtaEstimator:
             return 0.0
         done = state.steps.num_steps / (state.steps.num_steps + left)
         is_one = (progress.num_epochs or 1) == 1 or progress.steps_per_epoch is None
-        share = UNSEEN_SHARE_ONE_EPOCH if is_one else UNSEEN_SHARE
+        few = UNSEEN_FEW / (state.steps.num_steps + left)
+        share = UNSEEN_SHARE_ONE_EPOCH + few if is_one else UNSEEN_SHARE
         return share * max(1 - 2 * done, 0.0)
 
     def _gone_s(self, progress: Progress, per_epoch: int | None, now_s: float) -> float:

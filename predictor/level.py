@@ -10,7 +10,11 @@ MAD_TO_SD = 1.4826  # of a normal distribution
 MEMORY = 0.7  # share of what was seen after which a block's weight has fallen to 1/e
 TREND_BLOCKS, TREND_T, TREND_SHARE = 10, 6.0, 0.04
 CHANGE_T = 6.0
+MARGIN_SHARE, MARGIN_MIN, MARGIN_MAX = 0.12, 3, 12
 START_UP_SHARE, START_UP_ALONE = 0.04, 0.15  # above the later steps; where there is only one
+
+# Spread of single steps expected before they tell their own, and how many of them it counts for.
+PRIOR_SPREAD, PRIOR_BLOCKS = 0.03, 1.0
 
 Floats = NDArray[np.float64]
 
@@ -25,13 +29,17 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def num_start_up(walls_s: Floats) -> int:
-    """How many of a process's first steps carry start-up costs: those far above the later ones."""
+    """How many of a process's first steps are unlike the later ones: those far above them.
+
+    The very first may also be far below: where the clock starts within it.
+    """
     for i in range(len(walls_s) - 1):
         rest = walls_s[i + 1 :]
         middle = float(np.median(rest))
         mad = float(np.median(np.abs(rest - middle))) * MAD_TO_SD
         least = START_UP_SHARE if len(rest) > 1 else START_UP_ALONE
-        if walls_s[i] <= middle + max(least * middle, 5.0 * mad):
+        off = walls_s[i] - middle
+        if (abs(off) if i == 0 else off) <= max(least * middle, 5.0 * mad):
             return i
     return len(walls_s) - 1
 
@@ -48,11 +56,10 @@ def level_of(steps: Floats, means: Floats) -> Level:
     mean = float(np.average(means, weights=weights))
     full = means[:-1] if len(means) > 2 and steps[-1] < steps[0] else means
     n = len(full)
-    if n < 3:
-        return Level(mean_s=mean, se_s=0.0, num_steps=int(total))
     slope = trend(full, float(steps[0]))
     centre = full - full.mean() if slope == 0.0 else _detrended(full)
-    variance = float(centre @ centre) / (n - 1)
+    expected = PRIOR_BLOCKS * (PRIOR_SPREAD * mean) ** 2 / float(steps[0])
+    variance = (expected + float(centre @ centre)) / (PRIOR_BLOCKS + n - 1)
     alike = _correlation(centre)
     se = math.sqrt(variance / n * (1 + alike) / (1 - alike))
     if slope:
@@ -82,15 +89,15 @@ def trend(means: Floats, block_size: float) -> float:
     return slope / block_size
 
 
-def change_point(
-    walls_s: Floats, *, margin: int = 12, ratio: float = 0.08
-) -> tuple[int, float] | None:
+def change_point(walls_s: Floats, *, ratio: float = 0.08) -> tuple[int, float] | None:
     """Where the level changed for good, and new to old; ``None`` where it did not.
 
-    The largest t value over all splits with ``margin`` steps on either side, with the residuals'
-    correlation in its error; a change under ``ratio`` is left to the memory's fading.
+    The largest t value over all splits with a margin of steps on either side, with the residuals'
+    correlation in its error; a change under ``ratio`` is left to the memory's fading. Few steps
+    have a narrow margin and must say it more clearly.
     """
     n = len(walls_s)
+    margin = min(max(round(MARGIN_SHARE * n), MARGIN_MIN), MARGIN_MAX)
     if n < 2 * margin:
         return None
     sums = np.cumsum(walls_s)
@@ -114,7 +121,7 @@ def change_point(
         return None  # a straight line says it better: drift, not a change
     rest = walls_s - np.where(np.arange(n) < split, mean_left[best], mean_right[best])
     alike = _correlation(rest)
-    if t[best] * math.sqrt((1 - alike) / (1 + alike)) < CHANGE_T:
+    if t[best] * math.sqrt((1 - alike) / (1 + alike)) < CHANGE_T * math.sqrt(MARGIN_MAX / margin):
         return None
     return split, change
 
