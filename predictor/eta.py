@@ -16,6 +16,7 @@ from scaledl.predictor.causes import Cause
 from scaledl.predictor.hindsight import Hindsight, window_steps
 from scaledl.predictor.horizon import epoch_end_of, run_end, trend_cost
 from scaledl.predictor.level import Level
+from scaledl.predictor.plan import Plan, StepCost
 from scaledl.predictor.recurring import Expected, Recurring, phase_cost
 from scaledl.predictor.steps import StepSeries
 from scaledl.records import Basis, EpochRecord, Eta, Interval, PhaseRecord, Progress
@@ -63,6 +64,7 @@ class EtaEstimator:
         self._level = level
         self._z = NormalDist().inv_cdf((1 + level) / 2)
         self._state = _State()
+        self._plan: Plan | None = None
         self._pending: list[float] = []
         self._pending_first = 0
         self._pending_opens_epoch = False
@@ -72,6 +74,14 @@ class EtaEstimator:
     def prior(self, step_s: Interval) -> None:
         """Takes a forecast of the step time made before any step was seen."""
         self._state.prior = step_s
+
+    def plan(self, step_cost: StepCost, total_steps: int) -> None:
+        """Takes what a step costs beside others by the share of the run done; before any step.
+
+        Raises:
+            UsageError: a total below 1, or a cost that is no positive finite number.
+        """
+        self._plan = Plan(step_cost, total_steps)
 
     def on_steps(self, walls_s: Sequence[float], first_step: int, epoch: int) -> None:
         """Takes in wall times of consecutive steps of one epoch, phases excluded."""
@@ -117,7 +127,12 @@ class EtaEstimator:
         opens_epoch, self._pending = self._pending_opens_epoch, []
         state, before = self._state, self._state.steps.change
         state.hindsight.settle(walls, first)
-        state.steps.add(np.asarray(walls, dtype=float), first, opens_epoch=opens_epoch)
+        state.steps.add(
+            np.asarray(walls, dtype=float),
+            first,
+            opens_epoch=opens_epoch,
+            costs=None if self._plan is None else self._plan.costs(first, len(walls)),
+        )
         if state.steps.change is not before and state.steps.change is not None:
             state.cause.note_steps(
                 state.steps.change,
@@ -182,8 +197,13 @@ class EtaEstimator:
         known = self._step_level()
         if known is None:
             return None
-        mean, half = known[0].mean_s, self._z * known[1]
+        cost = self._work(self._state.steps.next_step, self._state.steps.next_step + 1)
+        mean, half = cost * known[0].mean_s, cost * self._z * known[1]
         return Interval(mean=mean, low=max(mean - half, 0.0), high=mean + half, level=self._level)
+
+    def _work(self, start: int, stop: int) -> float:
+        """Steps from ``start`` to ``stop``, each counted by its planned cost."""
+        return float(stop - start) if self._plan is None else self._plan.work(start, stop)
 
     def _cost(self, start: int, stop: int, per_epoch: int | None, *, final: bool) -> Expected:
         """Cost of the steps from ``start`` to ``stop`` with the pauses and phases among them."""
@@ -191,13 +211,13 @@ class EtaEstimator:
         if known is None:
             return Expected()
         level, sd = known
-        steps, state = stop - start, self._state
+        steps, work, state = stop - start, self._work(start, stop), self._state
         seen = max(level.num_steps, 1)
         wander = min(WANDER * math.sqrt(steps / seen), WANDER_MAX) * level.mean_s
-        drift = trend_cost(level, steps)
+        drift = trend_cost(level, steps) * (work / steps if steps else 1.0)
         total = Expected(
-            mean_s=steps * level.mean_s + drift,
-            variance=steps**2 * (sd**2 + wander**2) + (0.5 * drift) ** 2,
+            mean_s=work * level.mean_s + drift,
+            variance=work**2 * (sd**2 + wander**2) + (0.5 * drift) ** 2,
         )
         total += state.steps.pauses.cost(start, stop, level.mean_s)
         for kind in state.steps.epoch_starts.kinds:
@@ -254,7 +274,8 @@ class EtaEstimator:
             for phase in self._state.phases.values()
             if phase.is_due(progress.step, per_epoch)
         )
-        return min(max(now_s - self._state.event_s, 0.0), known[0].mean_s + due)
+        step_s = known[0].mean_s * self._work(progress.step, progress.step + 1)
+        return min(max(now_s - self._state.event_s, 0.0), step_s + due)
 
     # --- state ----------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from scaledl.predictor.memory import blended
+
 MAD_TO_SD = 1.4826  # of a normal distribution
-MEMORY = 0.7  # share of what was seen after which a block's weight has fallen to 1/e
 TREND_BLOCKS, TREND_T, TREND_SHARE = 10, 6.0, 0.04
 CHANGE_T = 6.0
 MARGIN_SHARE, MARGIN_MIN, MARGIN_MAX = 0.12, 3, 12
@@ -51,9 +52,7 @@ def level_of(steps: Floats, means: Floats) -> Level:
     neighbours are alike with correlation r (AR(1) variance of a mean).
     """
     total = float(steps.sum())
-    age = total - np.cumsum(steps) + steps / 2
-    weights = steps * np.exp(-age / (MEMORY * total))
-    mean = float(np.average(means, weights=weights))
+    mean = blended(steps, means)
     full = means[:-1] if len(means) > 2 and steps[-1] < steps[0] else means
     n = len(full)
     slope = trend(full, float(steps[0]))

@@ -51,17 +51,31 @@ class StepSeries(msgspec.Struct, kw_only=True):
     total_s: float = 0.0
     change: Change | None = None
     unscanned: int = 0
+    cost: float = 1.0  # planned, of the last steps
 
     # --- taking in ----------------------------------------------------------------------------
 
-    def add(self, walls_s: Floats, first_step: int, *, opens_epoch: bool) -> None:
-        """Takes in consecutive steps; ``opens_epoch``: the first of them opens a later epoch."""
+    def add(
+        self,
+        walls_s: Floats,
+        first_step: int,
+        *,
+        opens_epoch: bool,
+        costs: Floats | None = None,
+    ) -> None:
+        """Takes in consecutive steps; ``opens_epoch``: the first of them opens a later epoch.
+
+        ``costs`` are their planned relative costs. The level is that of a step of cost 1; pauses
+        stay in seconds.
+        """
         if not self.num_steps:
             self.origin = first_step
             self.pauses.watched = 0
         self.num_steps += len(walls_s)
         self.next_step = first_step + len(walls_s)
         self.total_s += float(walls_s.sum())
+        if costs is not None:
+            walls_s, self.cost = walls_s / costs, float(costs.mean())
         if self.is_warming:
             taken = min(WARM_STEPS - len(self.warm_s), len(walls_s))
             self.warm_s = [*self.warm_s, *walls_s[:taken].tolist()]
@@ -134,7 +148,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
         base = min(sum(near) / len(near), wall_s)
         self._push([base])
         if wall_s > base:
-            book.add(step, wall_s - base, self.origin)
+            book.add(step, (wall_s - base) * self.cost, self.origin)
 
     def _push(self, walls_s: list[float]) -> None:
         self.recent_s = [*self.recent_s, *walls_s][-RECENT:]
