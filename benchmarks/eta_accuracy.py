@@ -58,9 +58,7 @@ def print_each(scores: list[Score]) -> None:
 
 
 def print_table(rows: list[Row]) -> None:
-    print(
-        f"{'runs':19} at   n  estimator        mean %  median %   p90 %  inside  width  Winkler"
-    )
+    print(f"{'runs':19} at   n  estimator        mean %  median %   p90 %  inside  width  Winkler")
     for row in rows:
         errors = [100 * float(str(row[k])) for k in ("mean_error", "median_error", "p90_error")]
         tail = ""

@@ -9,7 +9,7 @@ from eta_scores import OURS, POINTS, Jumps, Row, Score
 
 ERROR_POINTS = (0.05, 0.10, 0.25, 0.50)
 SHARE = 0.7
-MANY, SAME, WORST = 50, 0.001, 0.10
+MANY, SAME, WORST, WORSE_RUNS = 50, 0.001, 0.10, 0.10
 LOW_COVERAGE, HIGH_COVERAGE = 0.85, 0.95
 WINKLER_SHARE = 0.8
 CALM = 1 / 3
@@ -79,7 +79,11 @@ def _against_composer(scores: Sequence[Score], point: float) -> list[Bar]:
         statistics.fmean(s.error("composer") for s in here), 1e-12
     )
     return [
-        below(f"share of runs worse than Composer {text}", statistics.fmean(w > SAME for w in worse), 0.1),
+        below(
+            f"share of runs worse than Composer {text}",
+            statistics.fmean(w > SAME for w in worse),
+            WORSE_RUNS,
+        ),
         below(f"most points worse than Composer {text}", max(worse), WORST),
         below(f"steady mean error over Composer's {text}", ratio, 1.0),
     ]
@@ -109,4 +113,6 @@ def _intervals(table: dict[str, Row], point: float) -> list[Bar]:
 def _calm(jumps: Sequence[Jumps]) -> list[Bar]:
     steady = [j for j in jumps if j.run.group == "steady"]
     ours, ema = (sum(j.counts[name] for j in steady) for name in (OURS, "ema-0.3"))
-    return [below(f"visible jumps over EMA's ({ema} in {len(steady)} runs)", ours / max(ema, 1), CALM)]
+    return [
+        below(f"visible jumps over EMA's ({ema} in {len(steady)} runs)", ours / max(ema, 1), CALM)
+    ]

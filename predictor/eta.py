@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from scaledl.predictor.causes import Cause
+from scaledl.predictor.doubt import alone_share, late_s, unseen_share, wander_share
 from scaledl.predictor.hindsight import Hindsight, window_steps
 from scaledl.predictor.horizon import epoch_end_of, run_end, trend_cost
 from scaledl.predictor.level import Level
@@ -25,19 +26,7 @@ LEARNING_STEPS = 20
 FLUSH_STEPS = 8
 STATE_VERSION = 1
 PAUSED = "paused"
-# Spread of the later mean step time around the earlier one, as share of it, times
-# sqrt(steps left / steps seen): a level that wanders.
-WANDER, WANDER_MAX = 0.003, 0.025
-LEARNING_SPREAD = 0.25  # of the level, over sqrt(steps): how far one step is trusted beside a prior
-# The only steps seen may hold start-up costs: by this share over steps ** 2 the rest may be quicker.
-ALONE_SHARE = 0.2
-# What may still come once: a stall, a slow end, a final evaluation. Share of the whole run, and at
-# most of what is left.
-LATE_SHARE, LATE_MAX = 0.01, 0.12
-# Share by which a run may be longer than its steps say while no evaluation was seen. Where one
-# follows each epoch, pauses of 24 to 40 % of the time are common on small data sets: 1 / 0.6 - 1.
-UNSEEN_FEW = 1.6
-UNSEEN_SHARE, UNSEEN_SHARE_ONE_EPOCH = 0.65, 0.03
+LEARNING_SPREAD = 0.25  # of the level, over sqrt(steps): trust in first steps beside a prior
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -65,6 +54,8 @@ class EtaEstimator:
         self._z = NormalDist().inv_cdf((1 + level) / 2)
         self._state = _State()
         self._plan: Plan | None = None
+        self._known: tuple[tuple[int, int, Interval | None], tuple[Level, float] | None] | None
+        self._known = None  # the level, as long as no step comes
         self._pending: list[float] = []
         self._pending_first = 0
         self._pending_opens_epoch = False
@@ -176,6 +167,13 @@ class EtaEstimator:
 
     def _step_level(self) -> tuple[Level, float] | None:
         """The level and the standard deviation of what is known of it, prior blended in."""
+        steps = self._state.steps
+        key = (steps.num_steps, len(steps.warm_s), self._state.prior)
+        if self._known is None or self._known[0] != key:
+            self._known = key, self._fresh_level()
+        return self._known[1]
+
+    def _fresh_level(self) -> tuple[Level, float] | None:
         level, prior = self._state.steps.level(), self._state.prior
         if level is None:
             if prior is None:
@@ -212,8 +210,7 @@ class EtaEstimator:
             return Expected()
         level, sd = known
         steps, work, state = stop - start, self._work(start, stop), self._state
-        seen = max(level.num_steps, 1)
-        wander = min(WANDER * math.sqrt(steps / seen), WANDER_MAX) * level.mean_s
+        wander = wander_share(steps, level.num_steps) * level.mean_s
         drift = trend_cost(level, steps) * (work / steps if steps else 1.0)
         total = Expected(
             mean_s=work * level.mean_s + drift,
@@ -244,8 +241,8 @@ class EtaEstimator:
         mean = max(cost.mean_s - gone, 0.0)
         half = self._z * math.sqrt(cost.variance) * self._state.hindsight.factor(self._level)
         above = cost.above_s + self._unseen_share(progress, end) * mean
-        above += min(LATE_SHARE * (self._state.hindsight.elapsed_s + mean), LATE_MAX * mean)
-        below = mean * ALONE_SHARE / max(self._state.steps.num_steps, 1) ** 2
+        above += late_s(self._state.hindsight.elapsed_s, mean)
+        below = alone_share(self._state.steps.num_steps) * mean
         return Interval(
             mean=mean,
             low=max(mean - half - below, 0.0),
@@ -255,14 +252,14 @@ class EtaEstimator:
 
     def _unseen_share(self, progress: Progress, end: int) -> float:
         """By how much an evaluation not seen yet may lengthen what is left."""
-        state, left = self._state, end - progress.step
-        if state.num_epochs_seen or left <= 0 or state.phases.keys() - {PAUSED}:
+        state = self._state
+        if state.num_epochs_seen or state.phases.keys() - {PAUSED}:
             return 0.0
-        done = state.steps.num_steps / (state.steps.num_steps + left)
-        is_one = (progress.num_epochs or 1) == 1 or progress.steps_per_epoch is None
-        few = UNSEEN_FEW / (state.steps.num_steps + left)
-        share = UNSEEN_SHARE_ONE_EPOCH + few if is_one else UNSEEN_SHARE
-        return share * max(1 - 2 * done, 0.0)
+        return unseen_share(
+            state.steps.num_steps,
+            end - progress.step,
+            has_epochs=(progress.num_epochs or 1) > 1 and progress.steps_per_epoch is not None,
+        )
 
     def _gone_s(self, progress: Progress, per_epoch: int | None, now_s: float) -> float:
         """What has passed of the running step, or of a phase that is due, since the last event."""
@@ -300,5 +297,5 @@ class EtaEstimator:
             self._state = msgspec.convert(dict(state), _State)
         except msgspec.ValidationError as error:
             raise ValueError(f"ETA state is damaged: {error}. Start without it.") from error
-        self._pending = []
+        self._pending, self._known = [], None
         self._state.steps.restart()
