@@ -8,7 +8,7 @@ families (MLPerf training logs v0.7 to v5.1, DAWNBench), those for which
 import math
 
 WANDER, WANDER_MAX = 0.003, 0.025
-ALONE_SHARE = 0.2
+ALONE_SHARE, ALONE_TOTAL, ALONE_MAX = 0.2, 20, 0.9
 LATE_SHARE, LATE_MAX = 0.01, 0.12
 UNSEEN_SHARE, UNSEEN_SHARE_ONE_EPOCH, UNSEEN_FEW = 0.65, 0.03, 1.6
 
@@ -18,9 +18,14 @@ def wander_share(steps_left: int, steps_seen: int) -> float:
     return min(WANDER * math.sqrt(steps_left / max(steps_seen, 1)), WANDER_MAX)
 
 
-def alone_share(steps_seen: int) -> float:
-    """By how much the rest may be quicker since the only steps seen may hold start-up costs."""
-    return ALONE_SHARE / max(steps_seen, 1) ** 2
+def alone_share(steps_seen: int, steps_left: int) -> float:
+    """By how much the rest may be quicker since the only steps seen may hold start-up costs.
+
+    Starting weighs the more, the shorter a step is beside the run.
+    """
+    total = steps_seen + steps_left
+    share = min(ALONE_SHARE * math.sqrt(total / ALONE_TOTAL), ALONE_MAX)
+    return share / max(steps_seen, 1) ** 2
 
 
 def late_s(passed_s: float, left_s: float) -> float:

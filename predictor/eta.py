@@ -12,6 +12,7 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
+from scaledl.predictor.believed import LEARNING_STEPS, believed
 from scaledl.predictor.causes import Cause
 from scaledl.predictor.doubt import alone_share, late_s, unseen_share, wander_share
 from scaledl.predictor.hindsight import Hindsight, window_steps
@@ -22,11 +23,9 @@ from scaledl.predictor.recurring import Expected, Recurring, phase_cost
 from scaledl.predictor.steps import StepSeries
 from scaledl.records import Basis, EpochRecord, Eta, Interval, PhaseRecord, Progress
 
-LEARNING_STEPS = 20
 FLUSH_STEPS = 8
 STATE_VERSION = 1
 PAUSED = "paused"
-LEARNING_SPREAD = 0.25  # of the level, over sqrt(steps): trust in first steps beside a prior
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -144,6 +143,8 @@ class EtaEstimator:
         state = self._state
         if progress.step != state.seen_step:
             state.event_s, state.seen_step = now_s, progress.step
+        if (known := self._step_level()) is not None:
+            state.cause.note_trend(known[0])
         per_epoch = progress.steps_per_epoch or state.steps_per_epoch
         end, epoch_end = run_end(progress), epoch_end_of(progress)
         remaining = self._interval(progress, end, per_epoch, now_s)
@@ -170,26 +171,8 @@ class EtaEstimator:
         steps = self._state.steps
         key = (steps.num_steps, len(steps.warm_s), self._state.prior)
         if self._known is None or self._known[0] != key:
-            self._known = key, self._fresh_level()
+            self._known = key, believed(steps.level(), self._state.prior, self._z)
         return self._known[1]
-
-    def _fresh_level(self) -> tuple[Level, float] | None:
-        level, prior = self._state.steps.level(), self._state.prior
-        if level is None:
-            if prior is None:
-                return None
-            half = max(prior.high - prior.mean, prior.mean - prior.low)
-            return Level(mean_s=prior.mean, se_s=0.0, num_steps=0), half / self._z
-        sd = level.se_s
-        if prior is None or level.num_steps >= LEARNING_STEPS:
-            return level, sd
-        sd = math.hypot(sd, LEARNING_SPREAD * level.mean_s / math.sqrt(level.num_steps))
-        half = max(prior.high - prior.mean, prior.mean - prior.low, 1e-9)
-        trust = (self._z / half) ** 2 * (1 - level.num_steps / LEARNING_STEPS)
-        own = 1 / max(sd, 1e-9) ** 2
-        mean = (trust * prior.mean + own * level.mean_s) / (trust + own)
-        apart = abs(level.mean_s - prior.mean) * trust / (trust + own)
-        return msgspec.structs.replace(level, mean_s=mean), math.hypot(sd, apart)
 
     def _step_interval(self) -> Interval | None:
         known = self._step_level()
@@ -242,7 +225,7 @@ class EtaEstimator:
         half = self._z * math.sqrt(cost.variance) * self._state.hindsight.factor(self._level)
         above = cost.above_s + self._unseen_share(progress, end) * mean
         above += late_s(self._state.hindsight.elapsed_s, mean)
-        below = alone_share(self._state.steps.num_steps) * mean
+        below = alone_share(self._state.steps.num_steps, end - start) * mean
         return Interval(
             mean=mean,
             low=max(mean - half - below, 0.0),

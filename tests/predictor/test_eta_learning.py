@@ -1,0 +1,89 @@
+"""What the estimator learns from its own past: memory, rhythms seen once, allowances."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scaledl.predictor.doubt import alone_share, late_s, unseen_share, wander_share
+from scaledl.predictor.level import change_point, num_start_up
+from scaledl.predictor.memory import MEMORIES, blended, trust
+from scaledl.predictor.recurring import Recurring, phase_cost
+
+blocks = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=64)
+
+
+def cost_of(seen: Recurring, start: int, stop: int) -> float:
+    return phase_cost(seen, start, stop, steps_per_epoch=None, opens=False, final=True).mean_s
+
+
+@given(means=blocks, scale=st.floats(0.1, 10.0))
+@settings(max_examples=60, deadline=None)
+def test_the_level_lies_within_what_was_seen_and_scales_with_it(means, scale):
+    values, steps = np.array(means), np.ones(len(means))
+    level = blended(steps, values)
+    assert min(means) * (1 - 1e-9) <= level <= max(means) * (1 + 1e-9)
+    assert blended(steps, scale * values) == pytest.approx(scale * level, rel=1e-6)
+    weights = trust(values)
+    assert weights.sum() == pytest.approx(1.0)
+    assert (weights >= 0).all()
+
+
+def test_steady_noise_earns_a_long_memory_and_drift_a_short_one():
+    rng = np.random.default_rng(0)
+    steady = trust(1 + rng.normal(0, 0.05, 60))
+    drifting = trust(np.linspace(1, 2, 60) + rng.normal(0, 0.01, 60))
+    shortest = MEMORIES.index(min(MEMORIES))
+    assert steady[shortest] < 0.05
+    assert drifting[shortest] > 0.9
+
+
+def test_an_evaluation_overdue_is_no_rhythm():
+    seen = Recurring(origin=0)
+    seen.add(1, 10.0)
+    at_once = cost_of(seen, 1, 101)
+    later = [cost_of(seen, step, 101) for step in (4, 10, 50)]
+    assert at_once > 900
+    assert all(a > b for a, b in zip([at_once, *later], later, strict=False))
+    assert later[-1] < 15
+
+
+def test_a_slow_first_evaluation_is_left_out_once_others_are_known():
+    seen = Recurring(origin=0)
+    for i, cost_s in enumerate([30.0, 10.0, 10.0]):
+        seen.add(100 * (i + 1), cost_s)
+    assert cost_of(seen, 300, 1000) == pytest.approx(70.0)
+
+
+def test_a_first_step_unlike_the_others_is_set_apart_either_way():
+    later = [1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99]
+    assert num_start_up(np.array([1.1, *later])) == 1
+    assert num_start_up(np.array([0.9, *later])) == 1
+    assert num_start_up(np.array([1.01, *later])) == 0
+    assert num_start_up(np.array([9.0, 4.0, *later])) == 2
+
+
+def test_few_clean_steps_show_a_change_and_few_noisy_ones_do_not():
+    rng = np.random.default_rng(1)
+    clean = np.concatenate([np.full(14, 1.0), np.full(6, 1.6)]) + rng.normal(0, 0.005, 20)
+    found = change_point(clean)
+    assert found is not None
+    assert found[0] == 14
+    assert found[1] == pytest.approx(1.6, rel=0.02)
+    for seed in range(50):
+        noisy = np.exp(np.random.default_rng(seed).normal(0, 0.2, 20))
+        assert change_point(noisy) is None
+
+
+@given(seen=st.integers(0, 10**6), left=st.integers(0, 10**6), has_epochs=st.booleans())
+def test_allowances_are_bounded_and_fade_as_the_run_goes_on(seen, left, has_epochs):
+    assert 0 <= wander_share(left, seen) <= 0.025
+    assert 0 <= alone_share(seen, left) <= 0.9
+    assert 0 <= late_s(seen, left) <= 0.12 * left
+    share = unseen_share(seen, left, has_epochs=has_epochs)
+    assert share >= unseen_share(seen + left, 0, has_epochs=has_epochs) == 0
+    assert wander_share(left, seen + 10) <= wander_share(left, seen)
+    assert alone_share(seen, left) <= alone_share(seen, left + 1)
+    assert alone_share(seen + 2, left) <= alone_share(seen + 1, left)
+    if 2 * seen >= seen + left:
+        assert share == 0
