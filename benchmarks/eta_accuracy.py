@@ -7,7 +7,8 @@ value). At each point the remaining time is forecast from what was seen so far; 
 duration less the time passed. Steady and scheduled runs (column ``schedule``) are scored apart,
 so are runs logged by step and by epoch, the hard third (by the cumulative mean's error), both
 halves of the families (constants are set on ``dev`` alone) and processes that resume a run.
-One step of the estimator is one logging interval of the run.
+One step of the estimator is one logging interval of the run. Lasting changes of the pace and
+schedules whose plan is given come from made-up streams, where the truth is known.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from pathlib import Path
 from eta_bars import bars_of
 from eta_baselines import BASELINES
 from eta_recordings import read_runs
-from eta_scores import OURS, Row, Score, count_jumps, score_resumed, score_run, summarise
+from eta_scores import OURS, Jumps, Row, Score, count_jumps, score_resumed, score_run, summarise
+from eta_streams import change_rows, plan_rows, stream_bars
 
 
 def groups_of(scores: list[Score]) -> dict[str, list[Score]]:
@@ -70,6 +72,30 @@ def print_table(rows: list[Row]) -> None:
         )
 
 
+def print_streams(rows: list[Row]) -> None:
+    print(f"\n{'made-up streams':45}   n  estimator        mean %  worst %")
+    for row in rows:
+        errors = [100 * float(str(row[k])) for k in ("mean_error", "worst_error")]
+        print(
+            f"{str(row['runs'])[10:]:45} {row['n']:3}  {row['estimator']:15}"
+            f"{errors[0]:8.1f}{errors[1]:9.1f}"
+        )
+
+
+def jump_rows(jumps: list[Jumps]) -> list[Row]:
+    """Visible jumps by group and estimator, summed over the runs."""
+    return [
+        {
+            "runs": group,
+            "n": sum(j.run.group == group for j in jumps),
+            "estimator": name,
+            "visible_jumps": sum(j.counts[name] for j in jumps if j.run.group == group),
+        }
+        for group in ("steady", "scheduled")
+        for name in (OURS, "ema-0.3")
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, required=True)
@@ -86,16 +112,16 @@ def main() -> None:
     if args.each:
         print_each([*scores, *resumed])
     print_table(rows)
-    bars = bars_of(rows, scores, jumps)
+    changes, plans = change_rows(), plan_rows()
+    print_streams([*changes, *plans])
+    bars = [*bars_of(rows, scores, jumps), *stream_bars(changes, plans)]
     print()
     for bar in bars:
-        value = "n/a" if bar["value"] is None else f"{bar['value']:.3f}"
-        print(f"{'holds ' if bar['holds'] else 'MISSED'} {value:>7} ({bar['limit']}) {bar['name']}")
-    for group in ("steady", "scheduled"):
-        for name in (OURS, "ema-0.3"):
-            count = sum(j.counts[name] for j in jumps if j.run.group == group)
-            num = sum(j.run.group == group for j in jumps)
-            rows.append({"runs": group, "n": num, "estimator": name, "visible_jumps": count})
+        print(
+            f"{'holds ' if bar['holds'] else 'MISSED'} {bar['value']:7.3f} ({bar['limit']}) "
+            f"{bar['name']}"
+        )
+    rows += [*jump_rows(jumps), *changes, *plans]
     if args.json:
         print(json.dumps({"benchmark": "eta_accuracy", "results": rows, "bars": bars}))
 
