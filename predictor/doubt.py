@@ -8,6 +8,7 @@ families (MLPerf training logs v0.7 to v5.1, DAWNBench), those for which
 import math
 
 WANDER, WANDER_MAX = 0.003, 0.025
+AGAIN_SHARE, AGAIN_MAX = 0.5, 1.0
 ALONE_SHARE, ALONE_TOTAL, ALONE_MAX = 0.2, 20, 0.9
 LATE_SHARE, LATE_MAX = 0.01, 0.12
 UNSEEN_SHARE, UNSEEN_SHARE_ONE_EPOCH, UNSEEN_FEW = 0.65, 0.03, 1.6
@@ -16,6 +17,17 @@ UNSEEN_SHARE, UNSEEN_SHARE_ONE_EPOCH, UNSEEN_FEW = 0.65, 0.03, 1.6
 def wander_share(steps_left: int, steps_seen: int) -> float:
     """Spread of the later mean step time around the earlier one: a level that wanders."""
     return min(WANDER * math.sqrt(steps_left / max(steps_seen, 1)), WANDER_MAX)
+
+
+def again_share(num_changes: int, ratio: float) -> float:
+    """Spread of the later mean step time where it changed more than once: likely by a schedule.
+
+    Not set on any run: a step time that changed twice is taken to change again by about half of
+    the last change, either way.
+    """
+    if num_changes < 2:
+        return 0.0
+    return min(AGAIN_SHARE * abs(math.log(ratio)) * math.sqrt(num_changes - 1), AGAIN_MAX)
 
 
 def alone_share(steps_seen: int, steps_left: int) -> float:

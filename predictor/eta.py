@@ -14,7 +14,7 @@ import numpy as np
 
 from scaledl.predictor.believed import LEARNING_STEPS, believed
 from scaledl.predictor.causes import Cause
-from scaledl.predictor.doubt import alone_share, late_s, unseen_share, wander_share
+from scaledl.predictor.doubt import again_share, alone_share, late_s, unseen_share, wander_share
 from scaledl.predictor.hindsight import Hindsight, window_steps
 from scaledl.predictor.horizon import epoch_end_of, run_end, trend_cost
 from scaledl.predictor.level import Level
@@ -194,10 +194,16 @@ class EtaEstimator:
         level, sd = known
         steps, work, state = stop - start, self._work(start, stop), self._state
         wander = wander_share(steps, level.num_steps) * level.mean_s
+        again = (
+            again_share(
+                state.steps.num_changes, state.steps.change.ratio if state.steps.change else 1.0
+            )
+            * level.mean_s
+        )
         drift = trend_cost(level, steps) * (work / steps if steps else 1.0)
         total = Expected(
             mean_s=work * level.mean_s + drift,
-            variance=work**2 * (sd**2 + wander**2) + (0.5 * drift) ** 2,
+            variance=work**2 * (sd**2 + wander**2 + again**2) + (0.5 * drift) ** 2,
         )
         total += state.steps.pauses.cost(start, stop, level.mean_s)
         for kind in state.steps.epoch_starts.kinds:

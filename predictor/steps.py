@@ -50,6 +50,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
     one_off_steps: int = 0
     total_s: float = 0.0
     change: Change | None = None
+    num_changes: int = 0
     unscanned: int = 0
     cost: float = 1.0  # planned, of the last steps
 
@@ -177,6 +178,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
         split, ratio = found
         kept = self.recent_s[split:]
         unsettled = len(self.held)
+        self.num_changes += 1
         self.change = Change(step=self.next_step - unsettled - len(kept), ratio=ratio)
         self.recent_s, self.blocks, self.block_size = [], [], 1
         self.reference_s = kept[-REFERENCE:]

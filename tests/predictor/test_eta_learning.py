@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaledl.predictor.doubt import alone_share, late_s, unseen_share, wander_share
+from scaledl.predictor.doubt import again_share, alone_share, late_s, unseen_share, wander_share
 from scaledl.predictor.level import change_point, num_start_up
 from scaledl.predictor.memory import MEMORIES, blended, trust
 from scaledl.predictor.recurring import Recurring, phase_cost
@@ -73,6 +73,12 @@ def test_few_clean_steps_show_a_change_and_few_noisy_ones_do_not():
     for seed in range(50):
         noisy = np.exp(np.random.default_rng(seed).normal(0, 0.2, 20))
         assert change_point(noisy) is None
+
+
+def test_one_change_is_an_event_and_two_are_a_schedule():
+    assert again_share(1, 2.0) == 0
+    assert 0 < again_share(2, 1.2) < again_share(2, 2.0) < again_share(4, 2.0) <= 1
+    assert again_share(3, 0.5) == pytest.approx(again_share(3, 2.0))
 
 
 @given(seen=st.integers(0, 10**6), left=st.integers(0, 10**6), has_epochs=st.booleans())
