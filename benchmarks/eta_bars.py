@@ -27,7 +27,8 @@ def bars_of(rows: Sequence[Row], scores: Sequence[Score], jumps: Sequence[Jumps]
         if steady:
             bars += _intervals(steady, point)
         if scheduled:
-            best = min(_get(scheduled[b], "mean_error") for b in BASELINES if b in scheduled)
+            full = [b for b in BASELINES if b in scheduled and _is_full(scheduled, b)]
+            best = min(_get(scheduled[b], "mean_error") for b in full)
             ours = _get(scheduled[OURS], "mean_error")
             name = f"scheduled mean error over best baseline's {_text(scheduled, point)}"
             bars.append(below(name, ours / max(best, 1e-12), SCHEDULED_WORSE))
@@ -40,6 +41,11 @@ def _at(rows: Sequence[Row], label: str, point: float) -> dict[str, Row]:
 
 def _get(row: Row, key: str) -> float:
     return float(str(row[key]))
+
+
+def _is_full(table: dict[str, Row], name: str) -> bool:
+    """Whether a baseline spoke at all runs: a mean over fewer ones is no rival."""
+    return table[name]["n"] == table[OURS]["n"]
 
 
 def _text(table: dict[str, Row], point: float) -> str:
@@ -56,7 +62,8 @@ def _errors(table: dict[str, Row], point: float) -> list[Bar]:
         )
         for kind in ("mean_error", "median_error")
     ]
-    best = min(_get(table[b], "mean_error") for b in BASELINES if b in table and b != "composer")
+    full = [b for b in BASELINES if b in table and _is_full(table, b)]
+    best = min(_get(table[b], "mean_error") for b in full)
     ratio = _get(ours, "mean_error") / max(best, 1e-12)
     return [*bars, below(f"steady mean error over best baseline's {text}", ratio, 1.0)]
 

@@ -192,6 +192,11 @@ class EtaEstimator:
         if known is None:
             return Expected()
         level, sd = known
+        if final and (shift := self._state.steps.shift(stop)) is not None:
+            apart = shift.level_s - level.mean_s
+            sd = math.hypot(sd, math.sqrt(shift.chance * (1 - shift.chance)) * apart)
+            mean_s = level.mean_s + shift.chance * apart
+            level = msgspec.structs.replace(level, mean_s=mean_s)
         steps, work, state = stop - start, self._work(start, stop), self._state
         wander = wander_share(steps, level.num_steps) * level.mean_s
         again = (

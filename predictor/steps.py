@@ -4,6 +4,8 @@ Memory is constant: the last 256 steps as they are, and up to 64 blocks over eve
 last lasting change, merged pairwise when full.
 """
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -16,11 +18,13 @@ from scaledl.predictor.level import (
     num_start_up,
 )
 from scaledl.predictor.pauses import PauseBook
+from scaledl.predictor.shift import Shift, fresh_shift
 
 WARM_STEPS = 8  # first steps of a process, looked at together for start-up and compiling
 RECENT = 256
 REFERENCE = 64  # steps whose median says what an outlier is
 MAX_BLOCKS = 64
+SCANNED = (1.0, 0.5, 0.25)  # shares of the recent steps: an earlier change hides a later one
 SHIFT_RUN = 4  # so many outliers in a row are a new level, not pauses
 OUTLIER_RATIO, OUTLIER_MADS = 1.5, 6.0
 
@@ -124,7 +128,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
         for i, (wall, out) in enumerate(zip(walls_s.tolist(), is_out.tolist(), strict=True)):
             step = first_step + i
             if not out:
-                self._book_held()
+                self._settle_held(wall)
                 self._push([wall])
             elif opens_epoch and i == 0:
                 self._book(self.epoch_starts, step, wall)
@@ -139,14 +143,24 @@ class StepSeries(msgspec.Struct, kw_only=True):
             self.reference_s = walls
             self._push(walls)
 
-    def _book_held(self) -> None:
+    def _settle_held(self, next_s: float) -> None:
+        """Books what was held as pauses, unless the step after it is more like them."""
+        if not self.held:
+            return
+        slow_s = sum(wall for _, wall in self.held) / len(self.held)
+        if next_s > math.sqrt(self._base_s() * slow_s):
+            self._push([wall for _, wall in self.held])
+            self.held = []
         for step, wall in self.held:
             self._book(self.pauses, step, wall)
         self.held = []
 
-    def _book(self, book: PauseBook, step: int, wall_s: float) -> None:
+    def _base_s(self) -> float:
         near = self.recent_s[-REFERENCE:] or self.reference_s
-        base = min(sum(near) / len(near), wall_s)
+        return sum(near) / len(near)
+
+    def _book(self, book: PauseBook, step: int, wall_s: float) -> None:
+        base = min(self._base_s(), wall_s)
         self._push([base])
         if wall_s > base:
             book.add(step, (wall_s - base) * self.cost, self.origin)
@@ -172,11 +186,15 @@ class StepSeries(msgspec.Struct, kw_only=True):
 
     def _scan(self) -> None:
         self.unscanned = 0
-        found = change_point(np.asarray(self.recent_s))
-        if found is None:
+        recent = np.asarray(self.recent_s)
+        for share in SCANNED:
+            tail = recent[len(recent) - int(share * len(recent)) :]
+            if (found := change_point(tail)) is not None:
+                break
+        else:
             return
         split, ratio = found
-        kept = self.recent_s[split:]
+        kept = tail[split:].tolist()
         unsettled = len(self.held)
         self.num_changes += 1
         self.change = Change(step=self.next_step - unsettled - len(kept), ratio=ratio)
@@ -186,6 +204,12 @@ class StepSeries(msgspec.Struct, kw_only=True):
         self.unscanned = 0
 
     # --- giving out -----------------------------------------------------------------------------
+
+    def shift(self, total_steps: int) -> Shift | None:
+        """A new level that the last steps hint at, in a run of so many steps."""
+        walls = np.asarray([*self.recent_s, *(wall for _, wall in self.held)])
+        num_pauses = sum(kind.count for kind in self.pauses.kinds)
+        return fresh_shift(walls, total_steps=total_steps, num_pauses=num_pauses)
 
     def level(self) -> Level | None:
         """The steady step time as known now; ``None`` before the first step."""

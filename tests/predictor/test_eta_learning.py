@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scaledl.predictor.doubt import again_share, alone_share, late_s, unseen_share, wander_share
+from scaledl.predictor.eta import EtaEstimator
 from scaledl.predictor.level import change_point, num_start_up
 from scaledl.predictor.memory import MEMORIES, blended, trust
 from scaledl.predictor.recurring import Recurring, phase_cost
+from scaledl.predictor.shift import Shift, fresh_shift
+from scaledl.records import Progress
 
 blocks = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=64)
 
@@ -93,3 +96,55 @@ def test_allowances_are_bounded_and_fade_as_the_run_goes_on(seen, left, has_epoc
     assert alone_share(seen + 2, left) <= alone_share(seen + 1, left)
     if 2 * seen >= seen + left:
         assert share == 0
+
+
+def hint(walls_s: list[float], total: int = 36, pauses: int = 0) -> Shift | None:
+    return fresh_shift(np.array(walls_s), total_steps=total, num_pauses=pauses)
+
+
+def test_the_last_steps_of_a_short_run_hint_at_a_new_level_before_it_is_proven():
+    before = [1.0, 1.01, 0.99, 1.0, 1.01]
+    one, two, three = (hint([*before, *[2.0] * n]) for n in (1, 2, 3))
+    assert one is not None
+    assert two is not None
+    assert three is not None
+    assert 0 < one.chance < two.chance < three.chance < 1
+    assert three.level_s == pytest.approx(2.0)
+    assert hint([*before, 1.02]) is None
+    assert hint([*before, 2.0], total=10_000) is None
+    many = hint([*before, 2.0], pauses=3)
+    assert many is not None
+    assert many.chance < one.chance
+
+
+@given(walls_s=st.lists(st.floats(1e-3, 1e3), max_size=40), total=st.integers(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_a_hint_lies_within_the_last_steps_and_is_no_certainty(walls_s, total):
+    found = hint(walls_s, total)
+    if found is not None:
+        last = walls_s[-3:]
+        assert min(last) * (1 - 1e-9) <= found.level_s <= max(last) * (1 + 1e-9)
+        assert 0 < found.chance <= 0.9
+
+
+def test_a_few_long_steps_of_a_new_kind_are_followed_at_once_and_a_pause_is_not():
+    coarse, fine = EtaEstimator(), EtaEstimator()
+    for estimator in (coarse, fine):
+        estimator.on_steps([1.0, 1.01, 0.99, 1.0] * 4 + [2.0, 2.0, 2.0], 0, 0)
+    place = Progress(step=19, epoch=0, step_in_epoch=19, total_steps=30)
+    left = coarse.estimate(place, 22.0).remaining_s
+    assert left is not None
+    assert 17 < left.mean < 22
+    assert left.high > 22
+    far = Progress(step=19, epoch=0, step_in_epoch=19, total_steps=5019)
+    assert fine.estimate(far, 22.0).remaining_s.mean == pytest.approx(5000, rel=0.02)
+
+
+def test_slow_steps_whose_follower_is_like_them_are_a_level_and_no_pauses():
+    estimator = EtaEstimator()
+    estimator.on_steps([1.0] * 40 + [1.9, 1.9, 1.45] + [1.45] * 37, 0, 0)
+    steps = estimator._state.steps
+    place = Progress(step=80, epoch=0, step_in_epoch=80, total_steps=180)
+    left = estimator.estimate(place, 100.0).remaining_s
+    assert steps.pauses.kinds == []
+    assert left.mean == pytest.approx(145, rel=0.05)
