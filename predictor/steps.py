@@ -24,7 +24,9 @@ WARM_STEPS = 8  # first steps of a process, looked at together for start-up and 
 RECENT = 256
 REFERENCE = 64  # steps whose median says what an outlier is
 MAX_BLOCKS = 64
-SCANNED = (1.0, 0.5, 0.25)  # shares of the recent steps: an earlier change hides a later one
+# Shares of the recent steps that are searched: an earlier change hides a later one. The parts only
+# while there are few steps, where changes lie close.
+SCANNED, SCANNED_FEW = (1.0, 0.5, 0.25), 128
 SHIFT_RUN = 4  # so many outliers in a row are a new level, not pauses
 OUTLIER_RATIO, OUTLIER_MADS = 1.5, 6.0
 
@@ -187,7 +189,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
     def _scan(self) -> None:
         self.unscanned = 0
         recent = np.asarray(self.recent_s)
-        for share in SCANNED:
+        for share in SCANNED if len(recent) <= SCANNED_FEW else SCANNED[:1]:
             tail = recent[len(recent) - int(share * len(recent)) :]
             if (found := change_point(tail)) is not None:
                 break
