@@ -2,6 +2,7 @@
 
 import msgspec
 
+from scaledl.predictor.level import Level
 from scaledl.predictor.recurring import Recurring
 from scaledl.predictor.steps import Change
 
@@ -14,6 +15,18 @@ class Cause(msgspec.Struct, kw_only=True):
 
     text: str = ""
     until_s: float | None = None
+    trend: int = 0  # sign of the trend told last
+
+    def note_trend(self, level: Level) -> None:
+        """Takes in the step time's trend; told once, until it ends or turns."""
+        sign = (level.slope_s > 0) - (level.slope_s < 0)
+        if sign and sign != self.trend:
+            share = abs(level.slope_s) * level.num_steps / max(level.mean_s, 1e-12)
+            word = "slower" if sign > 0 else "faster"
+            self.text = f"steps get steadily {word}, {share * 100:.0f} % over the last "
+            self.text += f"{level.num_steps}"
+            self.until_s = None
+        self.trend = sign
 
     def note_steps(self, change: Change, *, first_epoch: int | None) -> None:
         """Takes in a lasting change of the step time.

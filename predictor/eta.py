@@ -12,26 +12,20 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
+from scaledl.predictor.believed import LEARNING_STEPS, believed
 from scaledl.predictor.causes import Cause
+from scaledl.predictor.doubt import again_share, alone_share, late_s, unseen_share, wander_share
 from scaledl.predictor.hindsight import Hindsight, window_steps
 from scaledl.predictor.horizon import epoch_end_of, run_end, trend_cost
 from scaledl.predictor.level import Level
+from scaledl.predictor.plan import Plan, StepCost
 from scaledl.predictor.recurring import Expected, Recurring, phase_cost
 from scaledl.predictor.steps import StepSeries
 from scaledl.records import Basis, EpochRecord, Eta, Interval, PhaseRecord, Progress
 
-LEARNING_STEPS = 20
 FLUSH_STEPS = 8
 STATE_VERSION = 1
 PAUSED = "paused"
-# Spread of the later mean step time around the earlier one, as share of it, times
-# sqrt(steps left / steps seen): a level that wanders. Middle of what steady public runs show
-# (MLPerf training logs v0.7 to v5.1: 1 to 4 %); the run's own past forecasts then correct it.
-WANDER, WANDER_MAX = 0.015, 0.10
-LEARNING_SPREAD = 0.25  # of the level, over sqrt(steps): single steps early in a run
-# Share by which a run may be longer than its steps say while no evaluation was seen. Where one
-# follows each epoch, pauses of 24 to 40 % of the time are common on small data sets: 1 / 0.6 - 1.
-UNSEEN_SHARE, UNSEEN_SHARE_ONE_EPOCH = 0.65, 0.25
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -58,6 +52,9 @@ class EtaEstimator:
         self._level = level
         self._z = NormalDist().inv_cdf((1 + level) / 2)
         self._state = _State()
+        self._plan: Plan | None = None
+        self._known: tuple[tuple[int, int, Interval | None], tuple[Level, float] | None] | None
+        self._known = None  # the level, as long as no step comes
         self._pending: list[float] = []
         self._pending_first = 0
         self._pending_opens_epoch = False
@@ -67,6 +64,14 @@ class EtaEstimator:
     def prior(self, step_s: Interval) -> None:
         """Takes a forecast of the step time made before any step was seen."""
         self._state.prior = step_s
+
+    def plan(self, step_cost: StepCost, total_steps: int) -> None:
+        """Takes what a step costs beside others by the share of the run done; before any step.
+
+        Raises:
+            UsageError: a total below 1, or a cost that is no positive finite number.
+        """
+        self._plan = Plan(step_cost, total_steps)
 
     def on_steps(self, walls_s: Sequence[float], first_step: int, epoch: int) -> None:
         """Takes in wall times of consecutive steps of one epoch, phases excluded."""
@@ -112,7 +117,12 @@ class EtaEstimator:
         opens_epoch, self._pending = self._pending_opens_epoch, []
         state, before = self._state, self._state.steps.change
         state.hindsight.settle(walls, first)
-        state.steps.add(np.asarray(walls, dtype=float), first, opens_epoch=opens_epoch)
+        state.steps.add(
+            np.asarray(walls, dtype=float),
+            first,
+            opens_epoch=opens_epoch,
+            costs=None if self._plan is None else self._plan.costs(first, len(walls)),
+        )
         if state.steps.change is not before and state.steps.change is not None:
             state.cause.note_steps(
                 state.steps.change,
@@ -133,6 +143,8 @@ class EtaEstimator:
         state = self._state
         if progress.step != state.seen_step:
             state.event_s, state.seen_step = now_s, progress.step
+        if (known := self._step_level()) is not None:
+            state.cause.note_trend(known[0])
         per_epoch = progress.steps_per_epoch or state.steps_per_epoch
         end, epoch_end = run_end(progress), epoch_end_of(progress)
         remaining = self._interval(progress, end, per_epoch, now_s)
@@ -156,29 +168,23 @@ class EtaEstimator:
 
     def _step_level(self) -> tuple[Level, float] | None:
         """The level and the standard deviation of what is known of it, prior blended in."""
-        level, prior = self._state.steps.level(), self._state.prior
-        if level is None:
-            if prior is None:
-                return None
-            half = max(prior.high - prior.mean, prior.mean - prior.low)
-            return Level(mean_s=prior.mean, se_s=0.0, num_steps=0), half / self._z
-        few = LEARNING_SPREAD * level.mean_s / math.sqrt(level.num_steps)
-        sd = math.hypot(level.se_s, few if level.num_steps < LEARNING_STEPS else 0.0)
-        if prior is None or level.num_steps >= LEARNING_STEPS:
-            return level, sd
-        half = max(prior.high - prior.mean, prior.mean - prior.low, 1e-9)
-        trust = (self._z / half) ** 2 * (1 - level.num_steps / LEARNING_STEPS)
-        own = 1 / max(sd, 1e-9) ** 2
-        mean = (trust * prior.mean + own * level.mean_s) / (trust + own)
-        apart = abs(level.mean_s - prior.mean) * trust / (trust + own)
-        return msgspec.structs.replace(level, mean_s=mean), math.hypot(sd, apart)
+        steps = self._state.steps
+        key = (steps.num_steps, len(steps.warm_s), self._state.prior)
+        if self._known is None or self._known[0] != key:
+            self._known = key, believed(steps.level(), self._state.prior, self._z)
+        return self._known[1]
 
     def _step_interval(self) -> Interval | None:
         known = self._step_level()
         if known is None:
             return None
-        mean, half = known[0].mean_s, self._z * known[1]
+        cost = self._work(self._state.steps.next_step, self._state.steps.next_step + 1)
+        mean, half = cost * known[0].mean_s, cost * self._z * known[1]
         return Interval(mean=mean, low=max(mean - half, 0.0), high=mean + half, level=self._level)
+
+    def _work(self, start: int, stop: int) -> float:
+        """Steps from ``start`` to ``stop``, each counted by its planned cost."""
+        return float(stop - start) if self._plan is None else self._plan.work(start, stop)
 
     def _cost(self, start: int, stop: int, per_epoch: int | None, *, final: bool) -> Expected:
         """Cost of the steps from ``start`` to ``stop`` with the pauses and phases among them."""
@@ -186,13 +192,23 @@ class EtaEstimator:
         if known is None:
             return Expected()
         level, sd = known
-        steps, state = stop - start, self._state
-        seen = max(level.num_steps, 1)
-        wander = min(WANDER * math.sqrt(steps / seen), WANDER_MAX) * level.mean_s
-        drift = trend_cost(level, steps)
+        if final and (shift := self._state.steps.shift(stop)) is not None:
+            apart = shift.level_s - level.mean_s
+            sd = math.hypot(sd, math.sqrt(shift.chance * (1 - shift.chance)) * apart)
+            mean_s = level.mean_s + shift.chance * apart
+            level = msgspec.structs.replace(level, mean_s=mean_s)
+        steps, work, state = stop - start, self._work(start, stop), self._state
+        wander = wander_share(steps, level.num_steps) * level.mean_s
+        again = (
+            again_share(
+                state.steps.num_changes, state.steps.change.ratio if state.steps.change else 1.0
+            )
+            * level.mean_s
+        )
+        drift = trend_cost(level, steps) * (work / steps if steps else 1.0)
         total = Expected(
-            mean_s=steps * level.mean_s + drift,
-            variance=steps**2 * (sd**2 + wander**2) + (0.5 * drift) ** 2,
+            mean_s=work * level.mean_s + drift,
+            variance=work**2 * (sd**2 + wander**2 + again**2) + (0.5 * drift) ** 2,
         )
         total += state.steps.pauses.cost(start, stop, level.mean_s)
         for kind in state.steps.epoch_starts.kinds:
@@ -219,19 +235,25 @@ class EtaEstimator:
         mean = max(cost.mean_s - gone, 0.0)
         half = self._z * math.sqrt(cost.variance) * self._state.hindsight.factor(self._level)
         above = cost.above_s + self._unseen_share(progress, end) * mean
+        above += late_s(self._state.hindsight.elapsed_s, mean)
+        below = alone_share(self._state.steps.num_steps, end - start) * mean
         return Interval(
-            mean=mean, low=max(mean - half, 0.0), high=mean + half + above, level=self._level
+            mean=mean,
+            low=max(mean - half - below, 0.0),
+            high=mean + half + above,
+            level=self._level,
         )
 
     def _unseen_share(self, progress: Progress, end: int) -> float:
         """By how much an evaluation not seen yet may lengthen what is left."""
-        state, left = self._state, end - progress.step
-        if state.num_epochs_seen or left <= 0 or state.phases.keys() - {PAUSED}:
+        state = self._state
+        if state.num_epochs_seen or state.phases.keys() - {PAUSED}:
             return 0.0
-        done = state.steps.num_steps / (state.steps.num_steps + left)
-        is_one = (progress.num_epochs or 1) == 1 or progress.steps_per_epoch is None
-        share = UNSEEN_SHARE_ONE_EPOCH if is_one else UNSEEN_SHARE
-        return share * max(1 - 2 * done, 0.0)
+        return unseen_share(
+            state.steps.num_steps,
+            end - progress.step,
+            has_epochs=(progress.num_epochs or 1) > 1 and progress.steps_per_epoch is not None,
+        )
 
     def _gone_s(self, progress: Progress, per_epoch: int | None, now_s: float) -> float:
         """What has passed of the running step, or of a phase that is due, since the last event."""
@@ -243,7 +265,8 @@ class EtaEstimator:
             for phase in self._state.phases.values()
             if phase.is_due(progress.step, per_epoch)
         )
-        return min(max(now_s - self._state.event_s, 0.0), known[0].mean_s + due)
+        step_s = known[0].mean_s * self._work(progress.step, progress.step + 1)
+        return min(max(now_s - self._state.event_s, 0.0), step_s + due)
 
     # --- state ----------------------------------------------------------------------------------
 
@@ -268,5 +291,5 @@ class EtaEstimator:
             self._state = msgspec.convert(dict(state), _State)
         except msgspec.ValidationError as error:
             raise ValueError(f"ETA state is damaged: {error}. Start without it.") from error
-        self._pending = []
+        self._pending, self._known = [], None
         self._state.steps.restart()

@@ -16,7 +16,7 @@ FACTOR_LOW, FACTOR_HIGH = 0.5, 4.0
 POINT_RATIO = 1.25
 WINDOW_SHARE = 0.5
 FIRST_POINT = 12
-PRIOR_SCORES = 10
+PRIOR_SCORES = 20
 
 
 class Window(msgspec.Struct, kw_only=True):

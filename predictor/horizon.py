@@ -1,5 +1,7 @@
 """Where a run and its epoch should end, and what a trend adds until then."""
 
+import math
+
 from scaledl.predictor.level import Level
 from scaledl.records import Progress
 
@@ -29,11 +31,14 @@ def trend_cost(level: Level, steps: int) -> float:
     """Extra time of ``steps`` steps under the level's trend, bounded.
 
     The line is followed over at most twice what was seen, then flat, and to a change of at most
-    the level itself.
+    the level itself; an exponential decay as long.
     """
     if not level.slope_s:
         return 0.0
     horizon = min(float(steps), TREND_HORIZON * level.num_steps)
+    if level.decay:
+        left = math.exp(-level.decay * horizon)
+        return level.mean_s * ((1 - left) / level.decay + (steps - horizon) * left - steps)
     bound = TREND_BOUND * level.mean_s if level.slope_s > 0 else 0.5 * level.mean_s
     horizon = min(horizon, bound / abs(level.slope_s))
     return level.slope_s * (horizon**2 / 2 + horizon * (steps - horizon))

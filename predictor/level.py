@@ -6,30 +6,47 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from scaledl.predictor.memory import blended
+
 MAD_TO_SD = 1.4826  # of a normal distribution
-MEMORY = 0.7  # share of what was seen after which a block's weight has fallen to 1/e
 TREND_BLOCKS, TREND_T, TREND_SHARE = 10, 6.0, 0.04
+BEND = 0.7  # an exponential must leave so much less than a line
 CHANGE_T = 6.0
+MARGIN_SHARE, MARGIN_MIN, MARGIN_MAX = 0.12, 3, 12
+START_UP_SHARE, START_UP_ALONE = 0.04, 0.15  # above the later steps; where there is only one
+
+# Spread of single steps expected before they tell their own, and how many of them it counts for.
+PRIOR_SPREAD, PRIOR_BLOCKS = 0.03, 1.0
 
 Floats = NDArray[np.float64]
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """Steady step time now, standard error, spread of block means, trend a step, its doubt."""
+    """Steady step time now, its standard error, and its trend.
+
+    ``slope_s`` is the growth from step to step; ``decay`` the share lost from step to step where a
+    shrinking step time bends like an exponential.
+    """
 
     mean_s: float
     se_s: float
     num_steps: int
     slope_s: float = 0.0
+    decay: float = 0.0
 
 
 def num_start_up(walls_s: Floats) -> int:
-    """How many of a process's first steps carry start-up costs: those far above the later ones."""
+    """How many of a process's first steps are unlike the later ones: those far above them.
+
+    The very first may also be far below: where the clock starts within it.
+    """
     for i in range(len(walls_s) - 1):
         rest = walls_s[i + 1 :]
         middle = float(np.median(rest))
         mad = float(np.median(np.abs(rest - middle))) * MAD_TO_SD
-        if walls_s[i] <= middle + max(0.15 * middle, 5.0 * mad):
+        least = START_UP_SHARE if len(rest) > 1 else START_UP_ALONE
+        off = walls_s[i] - middle
+        if (abs(off) if i == 0 else off) <= max(least * middle, 5.0 * mad):
             return i
     return len(walls_s) - 1
 
@@ -41,54 +58,73 @@ def level_of(steps: Floats, means: Floats) -> Level:
     neighbours are alike with correlation r (AR(1) variance of a mean).
     """
     total = float(steps.sum())
-    age = total - np.cumsum(steps) + steps / 2
-    weights = steps * np.exp(-age / (MEMORY * total))
-    mean = float(np.average(means, weights=weights))
+    mean = blended(steps, means)
     full = means[:-1] if len(means) > 2 and steps[-1] < steps[0] else means
     n = len(full)
-    if n < 3:
-        return Level(mean_s=mean, se_s=0.0, num_steps=int(total))
-    slope = trend(full, float(steps[0]))
-    centre = full - full.mean() if slope == 0.0 else _detrended(full)
-    variance = float(centre @ centre) / (n - 1)
+    slope, decay, centre = trend(full)
+    expected = PRIOR_BLOCKS * (PRIOR_SPREAD * mean) ** 2 / float(steps[0])
+    variance = (expected + float(centre @ centre)) / (PRIOR_BLOCKS + n - 1)
     alike = _correlation(centre)
     se = math.sqrt(variance / n * (1 + alike) / (1 - alike))
     if slope:
-        x = np.arange(n) - (n - 1) / 2
-        mean = float(full.mean() + slope * float(steps[0]) * x[-1])
-        se *= 2.0  # of the line's end: four times the variance of the mean
-    return Level(mean_s=max(mean, 0.0), se_s=se, num_steps=int(total), slope_s=slope)
+        mean = float(full[-1] - centre[-1])  # the line's or the curve's end
+        se *= 2.0  # there: four times the variance of the mean
+    return Level(
+        mean_s=max(mean, 0.0),
+        se_s=se,
+        num_steps=int(total),
+        slope_s=slope / float(steps[0]),
+        decay=decay / float(steps[0]),
+    )
 
 
-def trend(means: Floats, block_size: float) -> float:
-    """Growth of the step time from step to step where a straight line is beyond doubt, else 0."""
-    n = len(means)
+def trend(means: Floats) -> tuple[float, float, Floats]:
+    """Growth from block to block, share lost from block to block, and what is left over.
+
+    A straight line, or an exponential where the times shrink and it fits better; each only where
+    it is beyond doubt, else both are 0 and the blocks' distances from their mean are left over.
+    The growth of an exponential is that at its end.
+    """
+    rest, logs = _detrended(means), np.log(np.maximum(means, 1e-12))
+    curve = np.exp(logs - _detrended(logs))
+    bent: Floats = means - curve
+    if curve[-1] < curve[0] and float(bent @ bent) < BEND * float(rest @ rest):
+        decay = -_sure_slope(logs, TREND_SHARE)
+        if decay > 0:
+            return -decay * float(curve[-1]), decay, bent
+    slope = _sure_slope(means, TREND_SHARE * float(means.mean()))
+    return (slope, 0.0, rest) if slope else (0.0, 0.0, means - means.mean())
+
+
+def _sure_slope(values: Floats, least: float) -> float:
+    """Slope of the line if it is beyond doubt, in all thirds, and at least so much in all."""
+    n = len(values)
     if n < TREND_BLOCKS:
         return 0.0
     x = np.arange(n) - (n - 1) / 2
     sxx = float(x @ x)
-    slope = float(x @ means) / sxx
-    rest = _detrended(means)
+    slope = float(x @ values) / sxx
+    rest = _detrended(values)
     alike = _correlation(rest)
     error = math.sqrt(float(rest @ rest) / (n - 2) / sxx * (1 + alike) / (1 - alike))
-    if abs(slope) < TREND_T * error or abs(slope) * n < TREND_SHARE * float(means.mean()):
+    if abs(slope) < TREND_T * error or abs(slope) * n < least:
         return 0.0
-    halves = float(means[n // 2 :].mean() - means[: n // 2].mean())
-    thirds = np.sign([m.mean() for m in np.array_split(np.diff(means), 3)])
+    halves = float(values[n // 2 :].mean() - values[: n // 2].mean())
+    thirds = np.sign([m.mean() for m in np.array_split(np.diff(values), 3)])
     if halves * slope <= 0 or not (thirds == np.sign(slope)).all():
         return 0.0
-    return slope / block_size
+    return slope
 
 
-def change_point(
-    walls_s: Floats, *, margin: int = 12, ratio: float = 0.08
-) -> tuple[int, float] | None:
+def change_point(walls_s: Floats, *, ratio: float = 0.08) -> tuple[int, float] | None:
     """Where the level changed for good, and new to old; ``None`` where it did not.
 
-    The largest t value over all splits with ``margin`` steps on either side, with the residuals'
-    correlation in its error; a change under ``ratio`` is left to the memory's fading.
+    The largest t value over all splits with a margin of steps on either side, with the residuals'
+    correlation in its error; a change under ``ratio`` is left to the memory's fading. Few steps
+    have a narrow margin and must say it more clearly.
     """
     n = len(walls_s)
+    margin = min(max(round(MARGIN_SHARE * n), MARGIN_MIN), MARGIN_MAX)
     if n < 2 * margin:
         return None
     sums = np.cumsum(walls_s)
@@ -112,7 +148,7 @@ def change_point(
         return None  # a straight line says it better: drift, not a change
     rest = walls_s - np.where(np.arange(n) < split, mean_left[best], mean_right[best])
     alike = _correlation(rest)
-    if t[best] * math.sqrt((1 - alike) / (1 + alike)) < CHANGE_T:
+    if t[best] * math.sqrt((1 - alike) / (1 + alike)) < CHANGE_T * math.sqrt(MARGIN_MAX / margin):
         return None
     return split, change
 
@@ -125,6 +161,8 @@ def _correlation(rest: Floats) -> float:
 
 
 def _detrended(values: Floats) -> Floats:
+    if len(values) < 2:
+        return np.zeros(len(values))
     x = np.arange(len(values)) - (len(values) - 1) / 2
     centre = values - values.mean()
     rest: Floats = centre - x * (float(x @ centre) / float(x @ x))

@@ -12,7 +12,12 @@ REGULAR_CV = 0.15  # gaps that differ by less are a rhythm, not chance
 KEEP = 16  # costs kept to see growth
 GROWTH_T = 4.0  # t value from which growth is believed
 GROWTH_BOUND = 3.0  # a growing cost is extrapolated to this multiple of its last level at most
-FIRST_SLOW = 1.5  # a first occurrence slower than this by the rest is a one-off (caches, compile)
+FIRST_SLOW = 1.1  # a first occurrence slower than this by the rest is a one-off (caches, compile)
+# What later evaluations are taken to cost as share of a first one: half way between the same and
+# the median of 22 recorded runs (0.02 to 1.0, median 0.86; the development half of
+# benchmarks/eta_accuracy.py).
+LATER_SHARE = 0.93
+OVERDUE = 1.25  # in periods: after so long without one, a rhythm seen once was none
 
 
 class Moments(msgspec.Struct):
@@ -128,12 +133,14 @@ class Recurring(msgspec.Struct, kw_only=True):
 
     def typical_s(self) -> float:
         """Mean cost, without a first occurrence that was clearly slower than the others."""
+        if self.cost.n == 1:
+            return LATER_SHARE * self.first_cost_s
         rest = self._rest_s()
         return rest if self.first_cost_s > FIRST_SLOW * rest else self.cost.mean
 
     def _rest_s(self) -> float:
         n = self.cost.n
-        return (self.cost.mean * n - self.first_cost_s) / (n - 1) if n > 1 else self.cost.mean
+        return (self.cost.mean * n - self.first_cost_s) / (n - 1)
 
     def spread_s(self) -> float:
         """Standard deviation of one cost; half of it while a single one is known."""
@@ -203,6 +210,11 @@ def phase_cost(
         return Expected()  # once, before the first step: no sign yet that it comes back
     if seen.count == 1:
         period = max(seen.first_step - seen.origin, 1)
+        quiet = start - seen.last_step
+        if quiet > OVERDUE * period:
+            # A gap longer than the quiet time q, all sizes alike: the mean of 1 / gap is 1 / 2q.
+            rare = (stop - start) / (2 * quiet)
+            return seen.total(rare, rare**2 / 3 + rare)
         count = seen.times_left(start, stop, float(period), with_stop=final)
         return seen.total(count, 0.25 * count**2)
     mean = (stop - start) / seen.gap.mean

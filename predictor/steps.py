@@ -4,6 +4,8 @@ Memory is constant: the last 256 steps as they are, and up to 64 blocks over eve
 last lasting change, merged pairwise when full.
 """
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -16,11 +18,15 @@ from scaledl.predictor.level import (
     num_start_up,
 )
 from scaledl.predictor.pauses import PauseBook
+from scaledl.predictor.shift import Shift, fresh_shift
 
 WARM_STEPS = 8  # first steps of a process, looked at together for start-up and compiling
 RECENT = 256
 REFERENCE = 64  # steps whose median says what an outlier is
 MAX_BLOCKS = 64
+# Shares of the recent steps that are searched: an earlier change hides a later one. The parts only
+# while there are few steps, where changes lie close.
+SCANNED, SCANNED_FEW = (1.0, 0.5, 0.25), 128
 SHIFT_RUN = 4  # so many outliers in a row are a new level, not pauses
 OUTLIER_RATIO, OUTLIER_MADS = 1.5, 6.0
 
@@ -50,18 +56,33 @@ class StepSeries(msgspec.Struct, kw_only=True):
     one_off_steps: int = 0
     total_s: float = 0.0
     change: Change | None = None
+    num_changes: int = 0
     unscanned: int = 0
+    cost: float = 1.0  # planned, of the last steps
 
     # --- taking in ----------------------------------------------------------------------------
 
-    def add(self, walls_s: Floats, first_step: int, *, opens_epoch: bool) -> None:
-        """Takes in consecutive steps; ``opens_epoch``: the first of them opens a later epoch."""
+    def add(
+        self,
+        walls_s: Floats,
+        first_step: int,
+        *,
+        opens_epoch: bool,
+        costs: Floats | None = None,
+    ) -> None:
+        """Takes in consecutive steps; ``opens_epoch``: the first of them opens a later epoch.
+
+        ``costs`` are their planned relative costs. The level is that of a step of cost 1; pauses
+        stay in seconds.
+        """
         if not self.num_steps:
             self.origin = first_step
             self.pauses.watched = 0
         self.num_steps += len(walls_s)
         self.next_step = first_step + len(walls_s)
         self.total_s += float(walls_s.sum())
+        if costs is not None:
+            walls_s, self.cost = walls_s / costs, float(costs.mean())
         if self.is_warming:
             taken = min(WARM_STEPS - len(self.warm_s), len(walls_s))
             self.warm_s = [*self.warm_s, *walls_s[:taken].tolist()]
@@ -109,7 +130,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
         for i, (wall, out) in enumerate(zip(walls_s.tolist(), is_out.tolist(), strict=True)):
             step = first_step + i
             if not out:
-                self._book_held()
+                self._settle_held(wall)
                 self._push([wall])
             elif opens_epoch and i == 0:
                 self._book(self.epoch_starts, step, wall)
@@ -124,17 +145,27 @@ class StepSeries(msgspec.Struct, kw_only=True):
             self.reference_s = walls
             self._push(walls)
 
-    def _book_held(self) -> None:
+    def _settle_held(self, next_s: float) -> None:
+        """Books what was held as pauses, unless the step after it is more like them."""
+        if not self.held:
+            return
+        slow_s = sum(wall for _, wall in self.held) / len(self.held)
+        if next_s > math.sqrt(self._base_s() * slow_s):
+            self._push([wall for _, wall in self.held])
+            self.held = []
         for step, wall in self.held:
             self._book(self.pauses, step, wall)
         self.held = []
 
-    def _book(self, book: PauseBook, step: int, wall_s: float) -> None:
+    def _base_s(self) -> float:
         near = self.recent_s[-REFERENCE:] or self.reference_s
-        base = min(sum(near) / len(near), wall_s)
+        return sum(near) / len(near)
+
+    def _book(self, book: PauseBook, step: int, wall_s: float) -> None:
+        base = min(self._base_s(), wall_s)
         self._push([base])
         if wall_s > base:
-            book.add(step, wall_s - base, self.origin)
+            book.add(step, (wall_s - base) * self.cost, self.origin)
 
     def _push(self, walls_s: list[float]) -> None:
         self.recent_s = [*self.recent_s, *walls_s][-RECENT:]
@@ -157,12 +188,17 @@ class StepSeries(msgspec.Struct, kw_only=True):
 
     def _scan(self) -> None:
         self.unscanned = 0
-        found = change_point(np.asarray(self.recent_s))
-        if found is None:
+        recent = np.asarray(self.recent_s)
+        for share in SCANNED if len(recent) <= SCANNED_FEW else SCANNED[:1]:
+            tail = recent[len(recent) - int(share * len(recent)) :]
+            if (found := change_point(tail)) is not None:
+                break
+        else:
             return
         split, ratio = found
-        kept = self.recent_s[split:]
+        kept = tail[split:].tolist()
         unsettled = len(self.held)
+        self.num_changes += 1
         self.change = Change(step=self.next_step - unsettled - len(kept), ratio=ratio)
         self.recent_s, self.blocks, self.block_size = [], [], 1
         self.reference_s = kept[-REFERENCE:]
@@ -170,6 +206,12 @@ class StepSeries(msgspec.Struct, kw_only=True):
         self.unscanned = 0
 
     # --- giving out -----------------------------------------------------------------------------
+
+    def shift(self, total_steps: int) -> Shift | None:
+        """A new level that the last steps hint at, in a run of so many steps."""
+        walls = np.asarray([*self.recent_s, *(wall for _, wall in self.held)])
+        num_pauses = sum(kind.count for kind in self.pauses.kinds)
+        return fresh_shift(walls, total_steps=total_steps, num_pauses=num_pauses)
 
     def level(self) -> Level | None:
         """The steady step time as known now; ``None`` before the first step."""
