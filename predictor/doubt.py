@@ -3,7 +3,8 @@
 The constants were set on the development half of public recorded runs: 28 steady runs of ten
 families (MLPerf training logs v0.7 to v5.1, DAWNBench), those for which
 ``benchmarks/eta_accuracy.py --half dev`` scores. The other half was not used; there the intervals
-hold less often early in a run (74 to 80 % at 5 to 25 % of it), where evaluations begin late.
+hold less often early in a run (74 to 80 % at 5 to 25 % of it), mostly where a first evaluation
+comes only after a quarter of the run.
 """
 
 import math
