@@ -1,18 +1,31 @@
-"""Options of ``track``: arguments, then ``SCALEDL_*``, then ``[tool.scaledl]``, then defaults."""
+"""Options of ``track``: arguments, then ``SCALEDL_*``, then ``[tool.scaledl]``, then defaults.
+
+A wrong value ends in an error before the training starts, with the place it came from. What has no
+effect (a misspelt variable, a project file that cannot be read) is told once and ends nothing.
+"""
 
 import dataclasses
+import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from scaledl import arguments as checks
+from scaledl.arguments import MOST_EPOCHS, seen_text
 from scaledl.errors import UsageError
 from scaledl.records import ClusterSpec
-from scaledl.units import parse_counts
+from scaledl.units import parse_counts, printable
 
 LEARNERS = ("auto", "inline", "off")
+PROJECT_FILE = "pyproject.toml"
+PREFIX = "SCALEDL_"
+# Read elsewhere or in ``load``: no options, yet known.
+SWITCHES = ("HOME", "DISABLE", "QUIET", "STRICT")
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,32 +60,14 @@ class TrackConfig:
     """How the sampler treats an incomplete batch, where no DataLoader shows it."""
     profile: bool = True
     """Whether single steps of distributed runs may be profiled to time the collectives."""
+    notices: tuple[tuple[str, str], ...] = ()
+    """Key and text of what the user should hear once about the options themselves."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps_per_epoch", "total_steps", "tokens"):
+        for name, check in _CHECKS.items():
             value = getattr(self, name)
-            if value is not None and (not _is_int(value) or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}.")
-        if not _is_int(self.initial_step) or self.initial_step < 0:
-            raise UsageError(f"initial_step must be 0 or more, got {self.initial_step!r}.")
-        if any(not _is_int(count) or count < 1 for count in self.gpus):
-            raise UsageError(f"num_gpus must be at least 1, got gpus={list(self.gpus)!r}.")
-        price = self.usd_per_gpu_hour
-        if price is not None and (
-            isinstance(price, bool)
-            or not isinstance(price, int | float)
-            or not 0 <= price < float("inf")
-        ):
-            raise UsageError(f"usd_per_gpu_hour must be 0 or more, got {price!r}.")
-        for name in ("enabled", "profile"):
-            if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} must be True or False, got {getattr(self, name)!r}.")
-        if self.learner not in LEARNERS:
-            raise UsageError(f"learner must be one of {', '.join(LEARNERS)}, got {self.learner!r}.")
-        if self.cluster is not None and not isinstance(self.cluster, ClusterSpec):
-            raise UsageError(
-                f"cluster must be a scaledl.ClusterSpec, got {type(self.cluster).__name__}."
-            )
+            if value is not None or name in _NEVER_NONE:
+                object.__setattr__(self, name, check(name, value))
 
     @classmethod
     def load(
@@ -83,6 +78,8 @@ class TrackConfig:
     ) -> Self:
         """Fill every field from the first source that has it.
 
+        ``SCALEDL_DISABLE`` is the way out that always works: nothing else is then looked at.
+
         Args:
             arguments: What the user passed; ``None`` means not given.
             env: Environment variables.
@@ -91,23 +88,68 @@ class TrackConfig:
         Raises:
             UsageError: a value is wrong; the message names the option and where it came from.
         """
-        values: dict[str, Any] = {}
-        known = {field.name for field in dataclasses.fields(cls)}
-        values.update(_from_pyproject(folder or _working_folder(), known))
-        for name in known - {"cluster"}:
-            text = env.get(f"SCALEDL_{name.upper()}")
-            if text:
-                values[name] = _parse(name, text, f"SCALEDL_{name.upper()}")
-        values.update({k: v for k, v in arguments.items() if v is not None})
-        if env.get("SCALEDL_DISABLE", "") not in ("", "0"):
-            values["enabled"] = False
-        if env.get("SCALEDL_QUIET", "") not in ("", "0"):
+        if _is_on(env, "DISABLE"):
+            return cls(enabled=False)
+        table, notices = _from_pyproject(folder or _working_folder())
+        values = _checked(table, f"in [tool.scaledl] of {PROJECT_FILE}")
+        values |= _from_environment(env)
+        values |= {name: value for name, value in arguments.items() if value is not None}
+        if _is_on(env, "QUIET"):
             values["report"] = "none"
-        if "gpus" in values:
-            values["gpus"] = _counts(values["gpus"])
-        for name in {"run_dir", "report"} & values.keys():
-            values[name] = _path(name, values[name])
-        return cls(**values)
+        return cls(**values, notices=(*notices, *_unknown_variables(env)))
+
+
+def _learner(name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in LEARNERS:
+        raise UsageError(f"{name} must be one of {', '.join(LEARNERS)}, got {seen_text(value)}.")
+    return value
+
+
+def _report(name: str, value: object) -> str:
+    """``print``, ``none`` or a path; other words that switch are no names of files."""
+    text = checks.path_text(name, value)
+    word = text.strip().lower()
+    if word in ("print", "none"):
+        return word
+    if not word or word in _YES + _NO:
+        raise UsageError(
+            f"{name} must be print, none or a file, got {seen_text(text)}. "
+            f"A file of that name is ./{printable(text, 20)}"
+        )
+    return text
+
+
+# Every option, in the order of the README, and what it must be. ``cluster`` is no text, so it
+# comes as an argument only.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "epochs": partial(checks.whole_number, most=MOST_EPOCHS),
+    "steps_per_epoch": checks.whole_number,
+    "total_steps": checks.whole_number,
+    "initial_step": partial(checks.whole_number, least=0),
+    "gpus": lambda name, value: checks.gpu_counts(value),
+    "usd_per_gpu_hour": checks.price,
+    "tokens": checks.whole_number,
+    "cluster": partial(checks.record, kind=ClusterSpec),
+    "learner": _learner,
+    "enabled": checks.truth,
+    "run_dir": checks.path_text,
+    "report": _report,
+    "drop_last": checks.truth,
+    "profile": checks.truth,
+}
+OPTIONS = tuple(name for name in _CHECKS if name != "cluster")
+_NEVER_NONE = {f.name for f in dataclasses.fields(TrackConfig) if f.default is not None}
+
+
+def _checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The values of one source as they are stored; an error names the source."""
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = _CHECKS[name](name, value)
+        except UsageError as error:
+            raise UsageError(f"{str(error).rstrip('.')} ({source}).") from None
+    return found
 
 
 def _working_folder() -> Path | None:
@@ -117,23 +159,80 @@ def _working_folder() -> Path | None:
         return None
 
 
-def _from_pyproject(folder: Path | None, known: set[str]) -> dict[str, Any]:
+# --- the project file ----------------------------------------------------------------------------
+
+
+def _from_pyproject(folder: Path | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The table of the project file, and what should be said where it cannot be read.
+
+    A broken file is the user's own business (other tools stumble over it too) and no reason to stop
+    a training; where it may hold settings for us, their loss is told.
+    """
     if folder is None:
-        return {}
-    path = folder / "pyproject.toml"
+        return {}, []
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("scaledl", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return {}  # no file, or not ours to complain about
+        data = (folder / PROJECT_FILE).read_bytes()
+    except PermissionError as error:
+        return {}, [_unread(str(error.strerror))]
+    except OSError:
+        return {}, []
+    try:
+        parsed = tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # also of an encoding that is not UTF-8
+        return {}, [_unread(str(error))] if b"scaledl" in data else []
+    tool = parsed.get("tool")
+    table = tool.get("scaledl", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
-        raise UsageError(f"[tool.scaledl] in {path.name} must be a table, got {table!r}.")
-    unknown = sorted(set(table) - (known - {"cluster"}))
-    if unknown:
         raise UsageError(
-            f"unknown option {unknown[0]!r} in [tool.scaledl] of {path.name}. "
-            f"Known: {', '.join(sorted(known - {'cluster'}))}."
+            f"[tool.scaledl] in {PROJECT_FILE} must be a table, got {seen_text(table)}."
         )
-    return dict(table)
+    for name in table:
+        if name not in OPTIONS:
+            raise UsageError(
+                f"unknown option {seen_text(name)} in [tool.scaledl] of {PROJECT_FILE}. "
+                + _closest(name, OPTIONS)
+            )
+    return dict(table), []
+
+
+def _unread(why: str) -> tuple[str, str]:
+    return ("project-file", f"{PROJECT_FILE} cannot be read ({why}): no setting is taken from it.")
+
+
+# --- the environment -----------------------------------------------------------------------------
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in OPTIONS:
+        variable = PREFIX + name.upper()
+        text = env.get(variable)
+        if text:
+            found |= _checked({name: _parse(name, text, variable)}, f"from {variable}")
+    return found
+
+
+def _unknown_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables with our prefix that nothing reads; their values are never shown."""
+    known = [PREFIX + name.upper() for name in (*OPTIONS, *SWITCHES)]
+    for name in sorted(env):
+        if name.upper().startswith(PREFIX) and name not in known:
+            shown = printable(name, 60)
+            endings = [each.removeprefix(PREFIX) for each in known]
+            hint = _closest(name.upper().removeprefix(PREFIX), endings, PREFIX)
+            yield f"variable:{shown}", f"the variable {shown} has no effect. {hint}"
+
+
+def _closest(name: str, known: "tuple[str, ...] | list[str]", prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if near:
+        return f"Did you mean {prefix}{near[0]}?"
+    return f"Known: {', '.join(prefix + each for each in sorted(known))}."
+
+
+def _is_on(env: Mapping[str, str], switch: str) -> bool:
+    """Whether a switch is set to anything but a word for no."""
+    return env.get(PREFIX + switch, "").strip().lower() not in ("", *_NO)
 
 
 def _parse(name: str, text: str, source: str) -> Any:
@@ -150,36 +249,15 @@ def _parse(name: str, text: str, source: str) -> Any:
     try:
         return readers.get(name, int)(text)
     except ValueError as error:
-        raise UsageError(f"{source} has a value that does not fit: {text!r} ({error}).") from None
+        raise UsageError(
+            f"{source} has a value that does not fit: {seen_text(text)} ({printable(str(error))})."
+        ) from None
 
 
 def _boolean(text: str) -> bool:
     lowered = text.strip().lower()
-    if lowered in ("1", "true", "yes", "on"):
+    if lowered in _YES:
         return True
-    if lowered in ("0", "false", "no", "off"):
+    if lowered in _NO:
         return False
     raise ValueError("write 1 or 0")
-
-
-def _counts(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str):
-        return parse_counts(value)
-    try:
-        counts = tuple(value)
-    except TypeError:
-        counts = (value,)
-    if any(not _is_int(c) or c < 1 for c in counts):
-        raise UsageError(f"num_gpus must be at least 1, got gpus={value!r}.")
-    return tuple(sorted(set(counts)))
-
-
-def _path(name: str, value: Any) -> str:
-    try:
-        return os.fsdecode(value)
-    except TypeError:
-        raise UsageError(f"{name} must be a path, got {value!r}.") from None
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -6,6 +6,7 @@ brought up to date and the live line may be drawn; at an epoch's end the report 
 
 import logging
 import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -22,12 +23,13 @@ from scaledl.config import TrackConfig
 from scaledl.errors import is_strict, run_all
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator
-from scaledl.outlook import Outlook, require
+from scaledl.outlook import Outlook, epochs_left, require
 from scaledl.pulse import Pulse
 from scaledl.records import (
     DeviceSample,
     EpochRecord,
     LayerGraph,
+    Outcome,
     ParallelPlan,
     PhaseRecord,
     ProfileWindow,
@@ -37,6 +39,7 @@ from scaledl.records import (
     StepRecord,
 )
 from scaledl.remarks import remarks
+from scaledl.report.live import is_beyond
 from scaledl.reporter import Reporter
 from scaledl.setting import cluster_of, model_name, place_of, run_info
 from scaledl.speaker import Speaker
@@ -107,6 +110,8 @@ class Engine:
             self._open(f"{self._own_id}-rank{self._rank}")
         _running.add(self)
         self.capture.start()
+        for key, text in self._config.notices:
+            self.on_guess(key, text)
         if self.capture.remark:
             self.on_guess("plan", self.capture.remark)
 
@@ -145,13 +150,14 @@ class Engine:
             self._open(f"{self._own_id}-rank{self._rank}")
         self._part("journal", lambda: self.journal.close_block(self._wall(now_s)))
         progress = self.progress()
-        early = progress.total_steps is not None and progress.step < progress.total_steps
         end = RunEnd(
             at_s=self._wall(now_s),
             step=progress.step,
-            outcome="exception" if failed else "stopped-early" if early else "finished",
+            outcome=_outcome(progress, failed=failed),
             overhead_fraction=self._cost(),
         )
+        if is_beyond(progress):
+            self._narrator.first_eta = None  # it told the time to a plan that was not kept
         self.journal.write(end)
         if self._rank == 0:
             self._reporter.say_end(
@@ -388,6 +394,7 @@ class Engine:
             base,
             run_id=self.journal.run_id or "",
             steps_per_epoch=progress.steps_per_epoch,
+            remaining_epochs=epochs_left(progress),
             epoch=progress.epoch,
             **question,
         )
@@ -409,6 +416,14 @@ class Engine:
 
     def _wall(self, at_s: float) -> float:
         return at_s + self._wall_offset_s
+
+
+def _outcome(progress: Progress, *, failed: bool) -> Outcome:
+    """How the run ended. The block is left inside the handler of what ended it."""
+    if failed:
+        return "interrupted" if isinstance(sys.exception(), KeyboardInterrupt) else "exception"
+    early = progress.total_steps is not None and progress.step < progress.total_steps
+    return "stopped-early" if early else "finished"
 
 
 def _after_fork() -> None:

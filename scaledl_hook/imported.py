@@ -276,7 +276,7 @@ def _window(
                 op=c.op,
                 group_size=c.group_size or world,
                 num_bytes=c.num_bytes,
-                start_s=c.start_s - starts[index],
+                start_s=max(0.0, c.start_s - starts[index]),  # one may begin just before the mark
                 duration_s=c.duration_s,
             )
             for c in step

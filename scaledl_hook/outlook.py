@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from scaledl.config import TrackConfig
@@ -20,6 +20,7 @@ from scaledl.records import (
     Measurement,
     ParallelPlan,
     ProfileWindow,
+    Progress,
     ScalingReport,
     ScalingRow,
     StepRecord,
@@ -126,7 +127,7 @@ class Outlook:
         base: Measurement,
         *,
         run_id: str,
-        gpus: Sequence[int] | str | None = None,
+        gpus: Iterable[int] | int | str | None = None,
         usd_per_gpu_hour: float | None = None,
         batch_rule: BatchRule = "fixed-global",
         gpus_per_node: int | None = None,
@@ -138,11 +139,13 @@ class Outlook:
         """The what-if report around ``base``.
 
         Raises:
-            UsageError: a count, link or price that cannot be.
+            UsageError: an argument that cannot be.
         """
+        # No truth test on what was passed: that of a numpy array raises.
+        asked = self._config.gpus or None if gpus is None else gpus
         price = self.cluster.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
         query = build_query(
-            gpus or self._config.gpus or None,
+            asked,
             base.cluster.num_gpus,
             batch_rule=batch_rule,
             gpus_per_node=gpus_per_node,
@@ -168,6 +171,14 @@ class Outlook:
             made_at=time.time(),
             epoch=epoch,
         )
+
+
+def epochs_left(progress: Progress) -> float | None:
+    """Epochs to the planned end, the earlier one where two were given; 0 beyond it."""
+    total, per_epoch = progress.total_steps, progress.steps_per_epoch
+    if total is None or not per_epoch:
+        return None
+    return max(0, total - progress.step) / per_epoch
 
 
 def require(measurement: Measurement | None) -> Measurement:

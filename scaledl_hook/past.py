@@ -1,13 +1,14 @@
 """A recorded run: read it, ask "what if" again, render it. Needs neither torch nor a GPU."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from scaledl import store
+from scaledl import arguments, store
 from scaledl.errors import StoreError, UsageError
 from scaledl.imported import NO_WHAT_IF
 from scaledl.query import build_query
@@ -21,6 +22,7 @@ from scaledl.relatives import load_relatives
 from scaledl.report import jsonable, scaling
 from scaledl.report.console import RunLine, render_comm, render_layers, render_report, render_show
 from scaledl.report.layers import comm_rows, layer_rows
+from scaledl.units import LATEST_S
 
 RUN_SCHEMA = "scaledl.run/1"
 
@@ -39,7 +41,7 @@ class PastRun(RecordedRun):
 
     def what_if(
         self,
-        gpus: Sequence[int] | str | None = None,
+        gpus: Iterable[int] | int | str | None = None,
         *,
         usd_per_gpu_hour: float | None = None,
         batch_rule: BatchRule = "fixed-global",
@@ -56,7 +58,7 @@ class PastRun(RecordedRun):
 
         Args:
             gpus: Counts, or text such as ``"1,2,8-64"``; by default up to 4 times the running one.
-            usd_per_gpu_hour: Price; by default the one given when the run was recorded.
+            usd_per_gpu_hour: Price (0 is one); by default that given when the run was recorded.
             batch_rule: What stays fixed when the count changes.
             gpus_per_node: Of the machines in question; by default as in the run.
             inter: Link between nodes, a record or text such as ``"200Gb/s"``.
@@ -67,11 +69,15 @@ class PastRun(RecordedRun):
         Raises:
             StoreError: the run has no steady step to forecast from, or was imported from a trace
                 that tells too little.
-            UsageError: a count, link or price that cannot be.
+            UsageError: an argument that cannot be.
         """
         from scaledl.predictor.forecaster import Forecaster
         from scaledl.predictor.whatif import scaling_rows
 
+        if epochs is not None:
+            epochs = arguments.whole_number("epochs", epochs, most=arguments.MOST_EPOCHS)
+        if now_s is not None:
+            now_s = arguments.amount("now_s", now_s, most=LATEST_S)
         refused = [note.text for note in self.notes if note.key == NO_WHAT_IF]
         if refused:  # an imported trace
             raise StoreError(f"run {self.info.run_id} has no what-if: {refused[-1]}")
@@ -99,8 +105,14 @@ class PastRun(RecordedRun):
             power_w=self.power_w,
             level=level,
         )
+        try:
+            rows = scaling_rows(forecaster, base, query)
+        except (ArithmeticError, ValueError) as error:  # the question was checked above
+            raise StoreError(
+                f"run {self.info.run_id} holds numbers that nothing can be forecast from: {error}"
+            ) from error
         return scaling.build(
-            scaling_rows(forecaster, base, query),
+            rows,
             base=base,
             run=self.info.run_id,
             batch_rule=batch_rule,
@@ -116,6 +128,7 @@ class PastRun(RecordedRun):
         *,
         layers: int = 0,
         comm: bool = False,
+        now_s: float | None = None,
         width: int = 96,
         unicode: bool = True,
         color: bool = False,
@@ -126,14 +139,16 @@ class PastRun(RecordedRun):
             kind: ``console`` or ``json``.
             layers: How many rows of the layer table; 0 leaves it out.
             comm: Whether the collectives are shown.
+            now_s: The time against which a run without an end counts as running or killed.
             width: Columns of the stream.
             unicode: Whether marks may be unicode.
             color: Whether ANSI colour may be used.
         """
+        layers = arguments.whole_number("layers", layers, least=0)
         if kind == "json":
             return jsonable.to_json(self._as_dict(layers, comm))
         if kind != "console":
-            raise UsageError(f"no rendering {kind!r}. Take 'console' or 'json'.")
+            raise UsageError(f"no rendering {arguments.seen_text(kind)}. Take 'console' or 'json'.")
         base = self.measurements[-1] if self.measurements else None
         where: dict[str, Any] = {"width": width, "unicode": unicode, "color": color}
         texts = [
@@ -143,6 +158,7 @@ class PastRun(RecordedRun):
                 measurement=base,
                 epochs=self.epochs,
                 notes=self.notes,
+                now_s=time.time() if now_s is None else now_s,
                 **where,
             )
         ]
@@ -150,7 +166,7 @@ class PastRun(RecordedRun):
             texts.append(render_layers(self.graph, self.windows, layers, **where))
         if comm:
             texts.append(render_comm(self.windows, **where))
-        if self.reports and not layers and not comm:
+        if self.reports:
             cpu_run = base is not None and base.host_shared
             texts.append(render_report(self.reports[-1], cpu_run=cpu_run, **where))
         return "\n\n".join(texts)
@@ -174,11 +190,12 @@ class PastRun(RecordedRun):
         } | {name: msgspec.to_builtins(rows) for name, rows in wanted.items() if rows is not None}
 
 
-def open_run(name: str = "latest", home: str | Path | None = None) -> PastRun:
+def open_run(name: str | os.PathLike[str] = "latest", home: str | Path | None = None) -> PastRun:
     """The run named by id, unique prefix, folder, or ``latest``.
 
     Raises:
         StoreError: no such run, several, or one that cannot be read.
+        UsageError: ``name`` is neither text nor a path.
     """
     return PastRun(store.find_run(store.home_dir(None if home is None else str(home)), name))
 

@@ -1,17 +1,17 @@
 """What a user asks of the what-if, checked: counts, link, price."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
+from scaledl import arguments
 from scaledl.errors import UsageError
 from scaledl.records import BatchRule, LinkSpec, WhatIfQuery
-from scaledl.units import parse_counts
+from scaledl.units import MOST_GPUS
 
-_Number = TypeVar("_Number", int, float)
+BATCH_RULES = ("fixed-global", "fixed-per-gpu")
 
 
 def build_query(
-    gpus: Sequence[int] | str | None,
+    gpus: Iterable[int] | int | str | None,
     running: int,
     *,
     batch_rule: BatchRule = "fixed-global",
@@ -38,61 +38,59 @@ def build_query(
         steps_per_epoch: As seen at the running count.
         drop_last: Whether an uneven rest is dropped.
         remaining_epochs: What is left of the run.
-        usd_per_gpu_hour: Price.
+        usd_per_gpu_hour: Price; 0 is one (a machine of one's own).
         power_w: Mean power of one device.
         level: Probability of the intervals.
 
     Raises:
         UsageError: a count, rule, link, price or level that cannot be.
     """
-    if batch_rule not in ("fixed-global", "fixed-per-gpu"):
-        raise UsageError(f"no batch rule {batch_rule!r}. Take 'fixed-global' or 'fixed-per-gpu'.")
-    if not 0 < level < 1:
-        raise UsageError(f"level must lie between 0 and 1, got {level}. Take for example 0.9.")
+    if not isinstance(batch_rule, str) or batch_rule not in BATCH_RULES:
+        raise UsageError(
+            f"no batch rule {arguments.seen_text(batch_rule)}. "
+            "Take 'fixed-global' or 'fixed-per-gpu'."
+        )
     return WhatIfQuery(
         gpus=checked_counts(gpus, running),
         batch_rule=batch_rule,
-        gpus_per_node=_above_zero("gpus_per_node", gpus_per_node),
+        gpus_per_node=(
+            None
+            if gpus_per_node is None
+            else arguments.whole_number("gpus_per_node", gpus_per_node, most=MOST_GPUS)
+        ),
         inter=_link(inter),
         num_samples=num_samples,
         steps_per_epoch=steps_per_epoch,
         drop_last=drop_last,
         remaining_epochs=remaining_epochs,
-        usd_per_gpu_hour=_above_zero("usd_per_gpu_hour", usd_per_gpu_hour),
+        usd_per_gpu_hour=(
+            None
+            if usd_per_gpu_hour is None
+            else arguments.price("usd_per_gpu_hour", usd_per_gpu_hour)
+        ),
         power_w=power_w,
-        level=level,
+        level=arguments.probability("level", level),
     )
 
 
-def checked_counts(gpus: Sequence[int] | int | str | None, running: int) -> tuple[int, ...]:
+def checked_counts(gpus: Iterable[int] | int | str | None, running: int) -> tuple[int, ...]:
     """Sorted counts, the running one always among them.
 
     >>> checked_counts("1,8-16", 2), checked_counts(None, 1)
     ((1, 2, 8, 16), (1, 2, 4, 8))
     """
-    if isinstance(gpus, str):
-        asked = parse_counts(gpus)
-    elif gpus is None:
+    if gpus is None:
         asked = tuple(2**i for i in range(max(8, 4 * running).bit_length()))
-    elif isinstance(gpus, int):
-        asked = (gpus,)
     else:
-        asked = tuple(gpus)
-    for count in asked:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UsageError(f"num_gpus must be at least 1, got {count!r}. Write for example 1, 8.")
+        asked = arguments.gpu_counts(gpus)
     return tuple(sorted({*asked, running}))
 
 
-def _above_zero(name: str, value: _Number | None) -> _Number | None:
-    if value is not None and not value > 0:
-        raise UsageError(f"{name} must be above 0, got {value}. Leave it out if unknown.")
-    return value
-
-
 def _link(inter: LinkSpec | str | None) -> LinkSpec | None:
+    if inter is None:
+        return None
     if not isinstance(inter, str):
-        return inter
+        return arguments.record("inter", inter, LinkSpec)
     from scaledl.predictor.devices import parse_link
 
     return parse_link(inter)

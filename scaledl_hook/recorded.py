@@ -22,7 +22,12 @@ from scaledl.records import (
 )
 from scaledl.report.console import RunLine
 
-_STATES = {"finished": "finished", "stopped-early": "stopped early", "exception": "error"}
+_STATES = {
+    "finished": "finished",
+    "stopped-early": "stopped early",
+    "interrupted": "interrupted",
+    "exception": "error",
+}
 _T = TypeVar("_T", bound=Line)
 
 
@@ -107,7 +112,7 @@ class RecordedRun:
 
     @property
     def state(self) -> str:
-        """``finished``, ``stopped early``, ``error`` or ``not ended``."""
+        """``finished``, ``stopped early``, ``interrupted``, ``error`` or ``not ended``."""
         return _state(store.read_tail(self.folder, min(store.ranks_of(self.folder), default=0)))
 
     @property
@@ -127,7 +132,7 @@ class RecordedRun:
         """Steps of the last whole epoch, the longest rank's."""
         whole = self._whole_epochs
         last = max((record.epoch for record in whole), default=None)
-        return max((r.num_steps for r in whole if r.epoch == last), default=None)
+        return max((r.num_steps for r in whole if r.epoch == last), default=0) or None
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -140,13 +145,22 @@ class RecordedRun:
             return None
         return round(sum(known) / len(known) * self.info.cluster.num_gpus)
 
+    @property
+    def planned_epochs(self) -> float | None:
+        """Epochs from the start to the planned end, the earlier one of ``epochs`` and steps."""
+        ends: list[float] = [] if self.info.epochs is None else [float(self.info.epochs)]
+        per_epoch = self.steps_per_epoch
+        if self.info.total_steps is not None and per_epoch:
+            ends.append(self.info.total_steps / per_epoch)
+        return min(ends, default=None)
+
     def remaining_epochs(self, epochs: int | None = None) -> float | None:
         """Epochs that are left; all of them once the run has finished."""
-        total = self.info.epochs if epochs is None else epochs
+        total = self.planned_epochs if epochs is None else float(epochs)
         if total is None:
             return None
         done = len({r.epoch for r in self._whole_epochs})
-        return float(total if self.ended is not None or done >= total else total - done)
+        return total if self.ended is not None or done >= total else total - done
 
     @property
     def power_w(self) -> float | None:
@@ -167,6 +181,7 @@ class RecordedRun:
             num_gpus=self.info.cluster.num_gpus,
             gpu=self.info.cluster.gpu.name,
             state=_state(tail),
+            last_at=max(filter(None, map(_time_of, tail)), default=None),
             num_steps=max((n for n in steps if n is not None), default=None),
             step_s=statistics.median(b.p50_s for b in blocks) if blocks else None,
         )
@@ -176,6 +191,12 @@ def _last_step(line: Line) -> int | None:
     if isinstance(line, StepBlock | EpochRecord):
         return line.first_step + line.num_steps
     return line.step if isinstance(line, RunEnd) else None
+
+
+def _time_of(line: Line) -> float | None:
+    """When a record was written, where it says so."""
+    at_s: float | None = getattr(line, "at_s", None) or getattr(line, "made_at", None)
+    return at_s
 
 
 def _state(lines: tuple[Line, ...]) -> str:

@@ -14,15 +14,20 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from scaledl.units import format_seconds
+
 SCHEMA = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+DollarsPerHour = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
 UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=253402300799.0)]  # to the end of 9999
 
 Basis = Literal["measured", "interpolated", "extrapolated", "prior"]
 BatchRule = Literal["fixed-global", "fixed-per-gpu"]
+Outcome = Literal["finished", "stopped-early", "interrupted", "exception"]
 Strategy = Literal["single", "ddp", "fsdp", "hsdp"]
 Cause = Literal[
     "compute",
@@ -65,6 +70,14 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
         return self.low <= value <= self.high
 
 
+def _span_text(span: Interval) -> str:
+    """A duration with its range: ``12 min (10 min to 15 min)``."""
+    if span.low == span.high:
+        return format_seconds(span.mean)
+    low, high = format_seconds(span.low), format_seconds(span.high)
+    return f"{format_seconds(span.mean)} ({low} to {high})"
+
+
 # --- hardware and plan -----------------------------------------------------------------------
 
 
@@ -87,9 +100,9 @@ class LinkSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     latency_s: Seconds
-    bytes_per_s: float
+    bytes_per_s: Annotated[float, msgspec.Meta(ge=1.0, le=1e18)]
     measured: bool = False
-    rel_sigma: float = 0.5
+    rel_sigma: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 0.5
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +113,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: Ranks
     intra: LinkSpec
     inter: LinkSpec
-    usd_per_gpu_hour: float | None = None
+    usd_per_gpu_hour: DollarsPerHour | None = None
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
@@ -341,7 +354,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     cluster: ClusterSpec
     plan: ParallelPlan
-    step_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
+    step_s: Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
     parts: StepParts
     num_steps: Count
     step_sigma_s: Seconds = 0.0
@@ -375,11 +388,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Last line of a rank that left the block. Its absence means killed or still running."""
+    """Last line of a rank that left the block. Its absence means killed or still running.
+
+    ``interrupted`` is a keyboard interrupt; any other exception is ``exception``.
+    """
 
     at_s: UnixTime
     step: Count
-    outcome: Literal["finished", "stopped-early", "exception"]
+    outcome: Outcome
     overhead_fraction: float | None = None
 
 
@@ -439,10 +455,14 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     changed_because: str = ""
 
     def __str__(self) -> str:
-        if self.remaining_s is None:
-            return f"ETA unknown (step {self.step})"
-        r = self.remaining_s
-        return f"{r.mean:.0f} s left ({r.low:.0f} to {r.high:.0f} s, {self.basis})"
+        if self.remaining_s is not None:
+            return f"{_span_text(self.remaining_s)} left, {self.basis}"
+        said = [f"step {self.step}: end of the run unknown"]
+        if self.epoch_remaining_s is not None:
+            said.append(f"{_span_text(self.epoch_remaining_s)} left in this epoch")
+        if self.step_s is not None:
+            said.append(f"{format_seconds(self.step_s.mean)} a step")
+        return ", ".join(said)
 
 
 class WhatIfQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -531,9 +551,9 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """How often intervals held so far. ``seen`` is ``None`` while ``n`` is 0."""
 
-    nominal: float
-    seen: float | None
-    n: int
+    nominal: Fraction
+    seen: Fraction | None
+    n: Count
 
 
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -543,7 +563,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     run: str
     batch_rule: BatchRule
     rows: tuple[ScalingRow, ...]
-    measured_index: int | None
+    measured_index: Count | None
     coverage: Coverage
     recommendation: Recommendation | None = None
     level: float = 0.9
@@ -552,6 +572,33 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     caveats: tuple[str, ...] = ()
     model_version: str = "analytic-1"
     schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.measured_index is not None and self.measured_index >= len(self.rows):
+            raise ValueError(f"no row {self.measured_index} among {len(self.rows)}.")
+
+    def __str__(self) -> str:
+        """One line a count; ``scaledl what-if`` shows the whole report with its cautions."""
+        rule = "global batch" if self.batch_rule == "fixed-global" else "batch per GPU"
+        lines = [f"what if, with the same {rule}:"]
+        for index, row in enumerate(self.rows):
+            name = f"{row.num_gpus:>7} GPU{'s' if row.num_gpus > 1 else ' '}"
+            step = format_seconds(row.step_s.mean)
+            if row.basis != "measured":
+                low, high = format_seconds(row.step_s.low), format_seconds(row.step_s.high)
+                step += f" ({low} to {high}, {row.basis})"
+            said = [f"{name}  step {step}"]
+            if row.epoch_s is not None:
+                said.append(f"epoch {format_seconds(row.epoch_s.mean)}")
+            if row.remaining_s is not None:
+                said.append(f"{format_seconds(row.remaining_s.mean)} left")
+            if row.speedup is not None:
+                said.append(f"{row.speedup:.2f}x")
+            said += ["as now"] if index == self.measured_index else []
+            lines.append(", ".join(said))
+        if self.recommendation is not None:
+            lines.append(f"advised: {self.recommendation.text}")
+        return "\n".join(lines)
 
 
 # --- imported traces -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator, summarise_epoch
-from scaledl.outlook import Outlook
+from scaledl.outlook import Outlook, epochs_left
 from scaledl.records import (
     EpochRecord,
     Measurement,
@@ -107,11 +107,12 @@ class Reporter:
             if note is not None:
                 self._journal.write(note)
         epochs = self._config.epochs
+        progress = clock.progress(epochs, self._config.total_steps)
         report = self._outlook.report(
             measured,
             run_id=run_id,
             steps_per_epoch=epoch.num_steps if epoch.complete else clock.steps_per_epoch,
-            remaining_epochs=None if epochs is None else max(0.0, float(epochs - epoch.epoch - 1)),
+            remaining_epochs=epochs_left(progress),
             epoch=epoch.epoch,
         )
         self._journal.write(measured)

@@ -1,14 +1,19 @@
-"""What is run and where: the cluster as detected or told, the model's name, places of errors."""
+"""What is run and where: the cluster and loader as told or detected, names, places of errors."""
 
+import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
+from torch.utils.data import DataLoader
 
 from scaledl._version import __version__
+from scaledl.arguments import seen_text
 from scaledl.capture.environ import Environment
 from scaledl.capture.names import unwrap
 from scaledl.capture.session import torch_version
 from scaledl.config import TrackConfig
+from scaledl.errors import UsageError
 from scaledl.predictor.devices import default_links, find_gpu
 from scaledl.records import ClusterSpec, GpuSpec, ParallelPlan, RunInfo
 
@@ -56,6 +61,29 @@ def run_info(
         epochs=config.epochs,
         total_steps=config.total_steps,
     )
+
+
+def with_loader(config: TrackConfig, loader: object) -> TrackConfig:
+    """The options, with a notice where the named loader is of a kind that is not seen by itself.
+
+    Raises:
+        UsageError: nothing that gives batches.
+    """
+    if loader is None:
+        return config
+    if isinstance(loader, str | bytes) or not (
+        isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
+    ):
+        raise UsageError(
+            f"loader must be the DataLoader that feeds the training, got {seen_text(loader)}."
+        )
+    if isinstance(loader, DataLoader):
+        return config
+    text = (
+        f"loader= is a {type(loader).__name__}, and only torch's DataLoader is seen by itself. "
+        "Loop over run.loader(...) with it instead."
+    )
+    return dataclasses.replace(config, notices=(*config.notices, ("loader-kind", text)))
 
 
 def model_name(model: "nn.Module") -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from scaledl.errors import StoreError
+from scaledl.errors import StoreError, UsageError
 from scaledl.records import SCHEMA, LayerGraph, Line, RunInfo, ScalingReport
 from scaledl.units import printable
 from scaledl.writer import FileHead, RunWriter
@@ -112,7 +112,11 @@ def read_info(folder: Path) -> RunInfo:
             raise _newer(schema)
         return msgspec.json.decode(data, type=RunInfo)
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        raise StoreError(f"cannot read {path}: {error}. Give another run.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"cannot read {path}: {error}. Give another run.")
 
 
 def _open_plain(path: Path) -> Any:
@@ -125,8 +129,15 @@ def _open_plain(path: Path) -> Any:
 
 
 def ranks_of(folder: Path) -> tuple[int, ...]:
-    """The ranks that left a file, ascending."""
-    found = (_RANK_FILE.fullmatch(name) for name in os.listdir(folder))
+    """The ranks that left a file, ascending.
+
+    Raises:
+        StoreError: the folder cannot be listed.
+    """
+    try:
+        found = [_RANK_FILE.fullmatch(name) for name in os.listdir(folder)]
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     return tuple(sorted(int(match[1]) for match in found if match))
 
 
@@ -134,13 +145,9 @@ def read_lines(folder: Path, rank: int | None = None) -> Iterator[Line]:
     """Records of one rank or, rank by rank, of all; torn, huge and unknown lines are skipped.
 
     Raises:
-        StoreError: a file cannot be opened or was written by a newer schema.
+        StoreError: a file cannot be opened or read, or was written by a newer schema.
     """
-    try:
-        ranks = ranks_of(folder) if rank is None else (rank,)
-    except OSError as error:
-        raise StoreError(f"cannot read {folder}: {error}. Give another run.") from error
-    for each in ranks:
+    for each in ranks_of(folder) if rank is None else (rank,):
         yield from _read_file(Path(folder) / f"rank{each}.jsonl", 0)
 
 
@@ -155,24 +162,29 @@ def read_tail(folder: Path, rank: int = 0, max_bytes: int = 2**18) -> tuple[Line
 
 
 def _read_file(path: Path, start: int) -> Iterator[Line]:
+    for data in _read_raw(path, start):
+        record = _decode(data)
+        if isinstance(record, (FileHead, LayerGraph, ScalingReport)) and record.schema > SCHEMA:
+            raise _newer(record.schema)
+        if record is not None and not isinstance(record, FileHead):
+            yield record
+
+
+def _read_raw(path: Path, start: int) -> Iterator[bytes]:
+    """Lines of a file, those beyond the limit left out; an error of the disk is ours to tell."""
     try:
-        stream = _open_plain(path)
+        with _open_plain(path) as stream:
+            if start:
+                stream.seek(start)
+                stream.readline(MAX_LINE_BYTES)
+            while data := stream.readline(MAX_LINE_BYTES):
+                if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
+                    while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                        pass
+                    continue
+                yield data
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error}. Give another run.") from error
-    with stream:
-        if start:
-            stream.seek(start)
-            stream.readline(MAX_LINE_BYTES)
-        while data := stream.readline(MAX_LINE_BYTES):
-            if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
-                while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-                    pass
-                continue
-            record = _decode(data)
-            if isinstance(record, (FileHead, LayerGraph, ScalingReport)) and record.schema > SCHEMA:
-                raise _newer(record.schema)
-            if record is not None and not isinstance(record, FileHead):
-                yield record
+        raise _unreadable(path, error) from error
 
 
 def _decode(data: bytes) -> "FileHead | Line | None":
@@ -197,13 +209,32 @@ def list_runs(home: Path) -> RunList:
 
 def _folders(home: Path) -> list[Path]:
     """The run folders under ``home/runs``, or under ``home`` where it is a ``run_dir`` itself."""
+    inner = Path(home) / "runs"
+    if _is_dir(inner):
+        return [path for path in _entries(inner) if _is_dir(path)]
+    return [path for path in _entries(Path(home)) if _is_file(path / "run.json")]
+
+
+def _entries(folder: Path) -> list[Path]:
     try:
-        inner = Path(home) / "runs"
-        if inner.is_dir():
-            return [path for path in inner.iterdir() if path.is_dir()]
-        return [path for path in Path(home).iterdir() if (path / "run.json").is_file()]
-    except OSError:
+        return list(folder.iterdir())
+    except (OSError, ValueError):  # also a name with a zero in it
         return []
+
+
+def _is_dir(path: Path) -> bool:
+    """Whether it is a folder that can be looked at; a name too long or a closed way is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def newest_folders(home: Path, most: int) -> list[Path]:
@@ -218,12 +249,16 @@ def newest_folders(home: Path, most: int) -> list[Path]:
     return sorted(_folders(home), key=changed_at, reverse=True)[:most]
 
 
-def find_run(home: Path, name: str) -> Path:
+def find_run(home: Path, name: str | os.PathLike[str]) -> Path:
     """The folder of a run named by id, unique prefix, path, or ``latest``.
 
     Raises:
         StoreError: nothing fits, or several do; the message names candidates.
+        UsageError: ``name`` is neither text nor a path.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f"a run is named by text or a path, got {type(name).__name__}.")
+    name = os.fsdecode(name)
     if name == "latest":
         runs = list_runs(home).runs
         if not runs:
@@ -234,8 +269,9 @@ def find_run(home: Path, name: str) -> Path:
     fitting = [n for n in names if n == name] or [n for n in names if name and n.startswith(name)]
     if len(fitting) == 1:
         return folders[fitting[0]]
-    if not fitting and name and Path(name).is_dir():
+    if not fitting and name and _is_dir(Path(name)):
         return Path(name)
     known = ", ".join((fitting or names[-5:])[:5]) or "none"
-    what = f"{name!r} fits {len(fitting)} runs" if fitting else f"no run {printable(name)!r}"
+    shown = repr(printable(name, 60))
+    what = f"{shown} fits {len(fitting)} runs" if fitting else f"no run {shown}"
     raise StoreError(f"{what}. Candidates: {known}. See: scaledl runs")

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from scaledl.config import TrackConfig
 from scaledl.engine import Engine
 from scaledl.errors import UsageError, is_strict
-from scaledl.predictor.eta import EtaEstimator
 from scaledl.records import (
     BatchRule,
     ClusterSpec,
@@ -27,6 +26,8 @@ from scaledl.records import (
     LinkSpec,
     ScalingReport,
 )
+from scaledl.setting import with_loader
+from scaledl.state import checked_state
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +44,7 @@ def track(
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
     total_steps: int | None = None,
-    gpus: Sequence[int] | str | None = None,
+    gpus: Iterable[int] | int | str | None = None,
     usd_per_gpu_hour: float | None = None,
     cluster: ClusterSpec | None = None,
     initial_step: int | None = None,
@@ -67,7 +68,7 @@ def track(
         steps_per_epoch: Optimizer steps of an epoch, where no DataLoader shows it.
         total_steps: Planned optimizer steps; with ``epochs`` too, the earlier end wins.
         gpus: Counts for the what-if report, as ``[1, 2, 4]`` or ``"1,2,8-64"``.
-        usd_per_gpu_hour: Price of one GPU.
+        usd_per_gpu_hour: Price of one GPU; 0 is one (a machine of your own).
         cluster: Machine and links, where known better than by detection.
         initial_step: Optimizer steps done before this process (resume).
         tokens: Tokens of one optimizer step over all ranks.
@@ -110,7 +111,7 @@ class Tracker:
         _check_module(model)
         self._model: nn.Module | None = model
         self._left: Callable[[], nn.Module | None] = lambda: None  # what was tracked before
-        self._config = config
+        self._config = with_loader(config, loader)
         self._loader = loader
         self._core: Engine | None = None
         self._past: Engine | None = None
@@ -235,7 +236,7 @@ class Tracker:
 
     @property
     def eta(self) -> Eta | None:
-        """The latest estimate; ``None`` before the first step."""
+        """The latest estimate; ``None`` before the first step, and where tracking is disabled."""
         core = self._core or self._past
         return core.pulse.eta if core is not None else None
 
@@ -253,7 +254,7 @@ class Tracker:
 
     def what_if(
         self,
-        gpus: Sequence[int] | str | None = None,
+        gpus: Iterable[int] | int | str | None = None,
         *,
         usd_per_gpu_hour: float | None = None,
         batch_rule: BatchRule = "fixed-global",
@@ -262,12 +263,20 @@ class Tracker:
     ) -> ScalingReport:
         """Step time, epoch time, cost and energy on other counts, from what was seen so far.
 
+        Args:
+            gpus: Counts, as ``[1, 2, 4]`` or ``"1,2,8-64"``; by default those given to ``track``.
+            usd_per_gpu_hour: Price of one GPU; by default that given to ``track``.
+            batch_rule: ``fixed-global`` or ``fixed-per-gpu``: what stays when the count changes.
+            gpus_per_node: Of the machines in question; by default as in the run.
+            inter: Link between nodes, a record or text such as ``"200Gb/s"``.
+
         Raises:
-            UsageError: too little was measured, or a count, link or price cannot be.
+            UsageError: tracking is disabled (there is then nothing to forecast from), too little
+                was measured, or an argument cannot be.
         """
         core = self._core or self._past
         if core is None:
-            raise UsageError("nothing is tracked: what_if() needs an enabled track() block.")
+            raise UsageError(self._why_untracked())
         return core.what_if(
             gpus=gpus,
             usd_per_gpu_hour=usd_per_gpu_hour,
@@ -275,6 +284,14 @@ class Tracker:
             gpus_per_node=gpus_per_node,
             inter=inter,
         )
+
+    def _why_untracked(self) -> str:
+        if not self._config.enabled:
+            return (
+                "tracking is disabled (enabled=False or SCALEDL_DISABLE): what_if() has nothing "
+                "to forecast from. It needs an enabled track() block."
+            )
+        return "nothing is tracked yet: call what_if() inside the enabled track() block, or after."
 
     def status(self) -> dict[str, Any]:
         """What works and what does not, in words: sensors off, guesses made, overhead so far."""
@@ -295,25 +312,20 @@ class Tracker:
             "eta": core.pulse.estimator.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from an earlier run's :meth:`state_dict`: rates are kept, counts are not mixed.
 
+        ``None`` and an empty mapping (what a disabled run gives) change nothing.
+
         Raises:
-            UsageError: the state is of another version, or damaged.
+            UsageError: the state is of another version, or damaged; nothing has then changed.
         """
-        if not state:
+        if state is None or (isinstance(state, Mapping) and not state):
             return
-        if state.get("version") != 1:
-            raise UsageError(
-                f"state has version {state.get('version')!r}, this scaledl reads version 1."
-            )
-        try:
-            EtaEstimator().load_state_dict(state.get("eta") or {})
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        self._state = state["eta"]
+        eta = checked_state(state)
         if self._core is not None:
-            self._core.pulse.estimator.load_state_dict(self._state)
+            self._core.pulse.estimator.load_state_dict(eta)
+        self._state = eta
 
     def __repr__(self) -> str:
         return f"<scaledl.Tracker run={self.run_id} {self.eta or ''}>"

@@ -16,6 +16,8 @@ def format_seconds(value_s: float | None) -> str:
     if value_s is None or not math.isfinite(value_s):
         return "n/a"
     sign, s = ("-", -value_s) if value_s < 0 else ("", value_s)
+    if s == 0:
+        return "0 s"
     if s < 0.9995e-3:
         return f"{sign}{s * 1e6:.0f} us"
     if s < 0.9995:
@@ -35,8 +37,13 @@ def format_seconds(value_s: float | None) -> str:
     return f"{sign}{days} d {hours} h"
 
 
+LATEST_S = 253402300799.0  # the end of 9999, as far as calendars of four digits go
+
+
 def format_clock(at_s: float, now_s: float) -> str:
     """Local time of day, with the date once it is not today: ``14:05`` or ``Dec 03 14:05``."""
+    if not at_s <= LATEST_S:
+        return "after 9999"
     at, now = time.localtime(at_s), time.localtime(now_s)
     same_day = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
     return time.strftime("%H:%M" if same_day else "%b %d %H:%M", at)
@@ -69,10 +76,18 @@ def format_count(value: float | None) -> str:
 
 
 def format_usd(value_usd: float | None) -> str:
-    """Dollars with cents below 1000: ``$1.49``, ``$12,300``."""
-    if value_usd is None:
+    """Dollars with cents below 1000, two significant digits below 1.
+
+    >>> format_usd(12300), format_usd(1.486), format_usd(0.00171), format_usd(0)
+    ('$12,300', '$1.49', '$0.0017', '$0.00')
+    """
+    if value_usd is None or not math.isfinite(value_usd):
         return "n/a"
-    return f"${value_usd:,.2f}" if value_usd < 1000 else f"${value_usd:,.0f}"
+    if not 0 < value_usd < 0.995:
+        return f"${value_usd:,.2f}" if value_usd < 1000 else f"${value_usd:,.0f}"
+    if value_usd < 1e-6:
+        return "<$0.000001"
+    return f"${value_usd:.{max(2, 1 - math.floor(math.log10(value_usd)))}f}"
 
 
 def format_energy(value_j: float | None) -> str:
@@ -108,15 +123,26 @@ _DURATION_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from ``90``, ``90s``, ``30min``, ``12h``, ``2d``.
+    """Seconds from ``90s``, ``30min``, ``12h``, ``2d``; the unit must be there.
 
     Raises:
-        UsageError: the text is no duration.
+        UsageError: the text is no duration, has no unit, or is longer than 30,000 years.
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|d)?\s*", text)
+    shown = printable(repr(text), 60)
     if match is None:
-        raise UsageError(f"not a duration: {text!r}. Write for example 90s, 30min, 12h or 2d.")
-    return float(match[1]) * _DURATION_UNITS[match[2] or "s"]
+        raise UsageError(f"not a duration: {shown}. Write for example 90s, 30min, 12h or 2d.")
+    if match[2] is None:
+        number = printable(match[1], 20)
+        raise UsageError(f"{shown} has no unit. Write for example {number}h or {number}min.")
+    value_s = float(match[1]) * _DURATION_UNITS[match[2]]
+    if value_s > 1e12:
+        raise UsageError(f"{shown} is too long. Write for example 90s, 30min, 12h or 2d.")
+    return value_s
+
+
+MOST_GPUS = 10**7
+MOST_COUNTS = 256
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -126,16 +152,19 @@ def parse_counts(text: str) -> tuple[int, ...]:
     (1, 2, 8, 16, 32, 64)
 
     Raises:
-        UsageError: no count, a count below 1, or a range that runs backwards.
+        UsageError: no count, a count below 1 or above ``MOST_GPUS``, a range that runs backwards.
     """
     counts: set[int] = set()
     for part in filter(None, (p.strip() for p in text.split(","))):
-        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part)
+        match = re.fullmatch(r"(\d{1,12})(?:-(\d{1,12}))?", part)
         if match is None:
-            raise UsageError(f"not a GPU count: {part!r}. Write for example 1,2,4 or 8-64.")
+            shown = printable(repr(part), 60)
+            raise UsageError(f"not a GPU count: {shown}. Write for example 1,2,4 or 8-64.")
         first, last = int(match[1]), int(match[2] or match[1])
         if first < 1:
             raise UsageError(f"num_gpus must be at least 1, got {first}.")
+        if max(first, last) > MOST_GPUS:
+            raise UsageError(f"num_gpus must be at most {MOST_GPUS:,}, got {max(first, last)}.")
         if last < first:
             raise UsageError(f"the range {part!r} runs backwards. Write {last}-{first}.")
         count = first
@@ -144,5 +173,6 @@ def parse_counts(text: str) -> tuple[int, ...]:
             count *= 2
         counts.add(last)
     if not counts:
-        raise UsageError(f"no GPU count in {text!r}. Write for example 1,2,4 or 8-64.")
+        shown = printable(repr(text), 60)
+        raise UsageError(f"no GPU count in {shown}. Write for example 1,2,4 or 8-64.")
     return tuple(sorted(counts))

@@ -142,10 +142,17 @@ def scaling_rows(*, priced: bool = True) -> tuple[ScalingRow, ...]:
     )
 
 
-def scaling_report(*, priced: bool = True, epoch: int = 0) -> ScalingReport:
+def scaling_report(
+    *, priced: bool = True, epoch: int = 0, epochs_left: float = 29
+) -> ScalingReport:
     """The report of the toy run at the end of its first epoch."""
+    rows = tuple(
+        msgspec.structs.replace(row, remaining_s=row.epoch_s.scaled(epochs_left))
+        for row in scaling_rows(priced=priced)
+        if row.epoch_s is not None
+    )
     return build(
-        scaling_rows(priced=priced),
+        rows,
         base=BASE,
         run=RUN,
         batch_rule="fixed-global",

@@ -10,7 +10,7 @@ import pytest
 from samples import INFO, RUN, run_lines, write_run
 
 from scaledl import __version__
-from scaledl.cli import checks, main
+from scaledl.cli import checks, main, stream
 from scaledl.cli.checks import (
     all_checks,
     check_folder,
@@ -21,6 +21,7 @@ from scaledl.cli.checks import (
     check_rapl,
     check_torch,
 )
+from scaledl.records import Note
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -134,8 +135,20 @@ def test_question_without_its_facts_is_wrong_use_not_a_no(cli, tmp_path):
         (["what-if", RUN, "--gpus", "0"], 2, "num_gpus must be at least 1, got 0."),
         (["what-if", RUN, "--gpus", "eight"], 2, "not a GPU count: 'eight'"),
         (["what-if", RUN, "--link", "fast"], 2, "not a link: 'fast'"),
-        (["what-if", RUN, "--deadline", "soon"], 2, "not a duration: 'soon'"),
-        (["what-if", RUN, "--price", "-1"], 2, "usd_per_gpu_hour must be above 0, got -1"),
+        (["what-if", RUN, "--deadline", "soon"], 2, "--deadline: not a duration: 'soon'"),
+        (["what-if", RUN, "--deadline", "12"], 2, "--deadline: '12' has no unit. Write for"),
+        (["what-if", RUN, "--deadline", "9" * 400 + "h"], 2, "is too long"),
+        (["what-if", RUN, "--budget", "nan"], 2, "--budget must be 0 or more, got nan"),
+        (["what-if", RUN, "--budget=-5"], 2, "--budget must be 0 or more, got -5"),
+        (["what-if", RUN, "--price", "inf"], 2, "--price must be at most 1,000,000, got inf"),
+        (["what-if", RUN, "--gpus", ",".join(map(str, range(1, 400)))], 2, "than 256 counts"),
+        (["what-if", RUN, "--gpus", "1-99999999"], 2, "at most 10,000,000, got 99999999"),
+        (["what-if", RUN, "--gpus-per-node", "99999999"], 2, "Invalid value for '--gpus-per-node'"),
+        (["what-if", RUN, "--epochs", "9" * 30], 2, "Invalid value for '--epochs'"),
+        (["import", "--world-size", "9" * 12, "x.json"], 2, "Invalid value for '--world-size'"),
+        (["show", "x" * 5000], 1, "no run 'xxxxx"),
+        (["show", "\x1b[31mred"], 1, "no run '?[31mred'"),
+        (["what-if", RUN, "--price", "-1"], 2, "--price must be 0 or more, got -1"),
         (["what-if", RUN, "--price", "cheap"], 2, "Invalid value for '--price'"),
         (["show", "nothing"], 1, f"no run 'nothing'. Candidates: {RUN}"),
         (["show", "--layers", "-3"], 2, "Invalid value for '--layers'"),
@@ -147,6 +160,36 @@ def test_mistakes_are_one_message_and_an_exit_code(cli, home, words, code, told)
     assert (seen, out) == (code, "")
     assert told in " ".join(err.split())
     assert "Traceback" not in err
+    assert len(err) < 600
+    assert "\x1b" not in err
+
+
+def test_a_price_of_nothing_is_shown_and_small_costs_have_two_digits(cli, home):
+    out = cli("what-if", RUN, "--gpus", "8", "--price", "0", "--budget", "0")[1]
+    assert out.count("$0.00") == 3
+    assert "These counts keep the budget $0.00: 4, 8." in out
+    out = cli("what-if", RUN, "--gpus", "8", "--price", "0.0001")[1]
+    assert "$0.000060" in out
+
+
+def test_show_adds_what_is_asked_for(cli, home):
+    plain, more = cli("show", RUN)[1], cli("show", RUN, "--layers", "2", "--comm")[1]
+    assert set(plain.splitlines()) <= set(more.splitlines())
+    assert "h.0.mlp.c_fc" in more
+    assert "h.0.mlp.c_fc" not in plain
+
+
+def test_runs_shows_ids_whole_at_any_width(cli, tmp_path, monkeypatch):
+    long = "1201-1402-" + "m" * 24 + "-a3f9"
+    write_run(tmp_path / "home", msgspec.structs.replace(INFO, run_id=long, model="m" * 80))
+    monkeypatch.setenv("SCALEDL_HOME", str(tmp_path / "home"))
+    for width in (60, 72, 80, 96, 200):
+        look = stream.Look(width=width, unicode=True, color=False)
+        monkeypatch.setattr("scaledl.cli.runs.look_of_stdout", lambda look=look: look)
+        out = cli("runs")[1]
+        assert long in out
+        assert "finished" in out
+        assert max(map(len, out.splitlines())) <= max(width, 69)
 
 
 def test_newer_run_says_how_to_upgrade(cli, home):
@@ -191,6 +234,46 @@ def test_U07_reader_that_goes_away_is_no_error(home):
         os.close(write_end)
     assert done.returncode == 0
     assert done.stderr == b""
+
+
+def test_U08_a_disk_that_is_full_is_one_message_and_exit_code_1(home):
+    for words in (("show", RUN), ("runs", "--json")):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "scaledl", *words],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                timeout=100,
+                check=False,
+                text=True,
+            )
+        assert done.returncode == 1
+        assert done.stderr == (
+            "scaledl: cannot write to standard output: No space left on device. "
+            "Send it to another place.\n"
+        )
+
+
+def test_a_closed_standard_output_is_one_message_and_exit_code_1(home):
+    command = f"exec '{sys.executable}' -m scaledl show {RUN} >&-"
+    done = subprocess.run(
+        ["bash", "-c", command], stderr=subprocess.PIPE, timeout=100, check=False, text=True
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "standard output: it is closed" in done.stderr
+
+
+def test_what_a_stream_cannot_show_is_replaced_and_json_stays_json(home):
+    note = Note(at_s=1.0, key="x", text="na\u00efve \U0001f600 note")
+    info = msgspec.structs.replace(INFO, run_id="other", model="mod\u00e8le")
+    write_run(home, info, lines=(note,))
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = run_scaledl("show", "other", env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"told: na?ve ? note" in done.stdout
+    done = run_scaledl("show", "other", "--json", env=env)
+    value = msgspec.json.decode(done.stdout)
+    assert (value["run"]["model"], value["notes"][0]["text"]) == (info.model, note.text)
 
 
 def test_ascii_stream_gets_ascii(home):

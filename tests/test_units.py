@@ -22,7 +22,7 @@ from scaledl.units import (
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0, "0 us"),
+        (0, "0 s"),
         (2e-5, "20 us"),
         (0.0041, "4.1 ms"),
         (0.2154, "215 ms"),
@@ -59,6 +59,13 @@ def test_seconds(value, text):
         (format_usd, 1.486, "$1.49"),
         (format_usd, 12300, "$12,300"),
         (format_usd, None, "n/a"),
+        (format_usd, 0, "$0.00"),
+        (format_usd, 0.99, "$0.99"),
+        (format_usd, 0.996, "$1.00"),
+        (format_usd, 0.05, "$0.050"),
+        (format_usd, 0.00171, "$0.0017"),
+        (format_usd, 1e-300, "<$0.000001"),
+        (format_usd, float("inf"), "n/a"),
         (format_energy, 360, "0.1 Wh"),
         (format_energy, 1.2e6, "0.33 kWh"),
         (format_energy, None, "n/a"),
@@ -77,13 +84,18 @@ def test_clock_names_the_day_once_it_is_another():
     assert len(format_clock(now + 90_000, now)) > 5
 
 
+def test_clock_of_a_time_no_calendar_has_is_text_all_the_same():
+    for at_s in (1e12, 1e21, 1e300, float("inf"), float("nan")):
+        assert format_clock(at_s, 1_800_000_000.0) == "after 9999"
+
+
 @given(st.floats(0, 1e9))
 def test_every_duration_has_a_text_of_two_units_at_most(value):
     assert 1 <= len(format_seconds(value).split()) / 2 <= 2
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("30 min", 1800), ("2d", 172800)]
+    ("text", "value"), [("90s", 90), ("1.5h", 5400), ("30 min", 1800), ("2d", 172800), ("0s", 0)]
 )
 def test_durations_are_read(text, value):
     assert parse_seconds(text) == value
@@ -95,6 +107,18 @@ def test_what_is_no_duration_is_refused_with_the_value(text):
         parse_seconds(text)
 
 
+@pytest.mark.parametrize("text", ["90", " 12 ", "1.5", "0", "9" * 400])
+def test_duration_without_a_unit_is_refused_not_guessed(text):
+    with pytest.raises(UsageError, match=r"has no unit\. Write for example"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "h", "1" + "0" * 12 + "min"])
+def test_duration_beyond_all_records_is_refused(text):
+    with pytest.raises(UsageError, match="too long"):
+        parse_seconds(text)
+
+
 @pytest.mark.parametrize(
     ("text", "counts"),
     [("1,2,4", (1, 2, 4)), ("8-64", (8, 16, 32, 64)), ("1-10", (1, 2, 4, 8, 10)), ("4,4", (4,))],
@@ -103,7 +127,18 @@ def test_counts_are_read(text, counts):
     assert parse_counts(text) == counts
 
 
-@pytest.mark.parametrize("text", ["", ",", "0", "-1", "a", "8-4", "1.5", "99999999999"])
+def test_count_that_is_none_by_its_size_is_named_with_the_limit():
+    assert parse_counts("10000000") == (10**7,)
+    for text in ("10000001", "1-99999999", "8-10000001"):
+        with pytest.raises(UsageError, match="at most 10,000,000, got"):
+            parse_counts(text)
+
+
+def test_a_wide_range_is_a_few_doublings():
+    assert parse_counts("1-100000") == (*(2**i for i in range(17)), 100_000)
+
+
+@pytest.mark.parametrize("text", ["", ",", "0", "-1", "a", "8-4", "1.5", "9" * 11, "9" * 5000])
 def test_bad_counts_are_refused(text):
     with pytest.raises(UsageError):
         parse_counts(text)

@@ -403,10 +403,11 @@ class StepClock:
 
     def _tell_loader(self, this: Pass) -> None:
         length = "of unknown length" if this.length is None else f"of {this.length} batches"
+        hints = [] if this.explicit or self.feeds.is_named else ["loader="]
+        hints += [] if self._book.given else ["steps_per_epoch="]
+        hint = f" Pass {' or '.join(hints)} if that is not so." if hints else ""
         self._sink.on_guess(
-            "epoch",
-            f"an epoch is one pass over the training loader, {length}. "
-            "Pass loader= or steps_per_epoch= if that is not so.",
+            "epoch", f"an epoch is one pass over the training loader, {length}.{hint}"
         )
 
     def _close_epoch(self, end_s: float, *, cut: bool = False, whole: bool = False) -> None:

@@ -173,8 +173,9 @@ class EpochBook:
         if total_steps is not None:
             ends.append((total_steps, "total_steps"))
         if num_epochs is not None and per_epoch is not None:
+            # Beyond the plan the end lies behind, where it was.
             start = self.first_step - self._offset
-            ends.append((start + max(0, num_epochs - self.epoch) * per_epoch, "epochs"))
+            ends.append((max(0, start + (num_epochs - self.epoch) * per_epoch), "epochs"))
         end = min(ends, default=None)
         return Progress(
             step=step,

@@ -23,6 +23,11 @@ class Feeds:
         self.passes: list[Pass] = []
         self.last: Pass | None = None
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the user named the loader."""
+        return self._loader_key is not None
+
     # --- what comes and goes --------------------------------------------------------------------
 
     def begin(self, this: Pass) -> None:

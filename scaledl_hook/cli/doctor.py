@@ -7,9 +7,8 @@ GPU that somebody else uses; the GPUs are read through NVML.
 import typer
 
 from scaledl.cli.checks import all_checks
-from scaledl.cli.stream import FAILED, HomeOption, JsonOption, look_of_stdout, write_out
+from scaledl.cli.stream import FAILED, HomeOption, JsonOption, look_of_stdout, write_json, write_out
 from scaledl.report.console import render_doctor
-from scaledl.report.jsonable import to_json
 
 SHORT_HELP = "Tell what works on this machine."
 HELP = (
@@ -25,7 +24,7 @@ def run(home: HomeOption = None, json: JsonOption = False) -> None:
     checks = all_checks(home)
     look = look_of_stdout()
     if json:
-        write_out(to_json({"schema": "scaledl.doctor/1", "checks": checks}))
+        write_json({"schema": "scaledl.doctor/1", "checks": checks})
     else:
         write_out(render_doctor(checks, width=look.width, unicode=look.unicode, color=look.color))
     if any(check.status == "fail" for check in checks):

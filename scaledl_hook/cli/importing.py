@@ -6,15 +6,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from scaledl.cli.stream import HomeOption, JsonOption, Look, look_of_stdout, write_out
+from scaledl.cli.stream import HomeOption, JsonOption, Look, look_of_stdout, write_json, write_out
 from scaledl.errors import UsageError
 from scaledl.imported import Imported, Stated, record_job
 from scaledl.records import TraceJob
-from scaledl.report.jsonable import to_json
 from scaledl.report.traces import render_ranks, render_trace, trace_to_dict
 from scaledl.store import home_dir
 from scaledl.traces.job import group_jobs
 from scaledl.traces.summary import DEFAULT_MAX_BYTES, read_trace
+from scaledl.units import MOST_GPUS
 
 SHORT_HELP = "Read traces of torch.profiler as runs."
 HELP = (
@@ -35,10 +35,14 @@ HELP = (
 def run(
     traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Trace files.")],
     world_size: Annotated[
-        int | None, typer.Option("--world-size", min=1, help="Ranks of the job [from the trace].")
+        int | None,
+        typer.Option(
+            "--world-size", min=1, max=MOST_GPUS, help="Ranks of the job [from the trace]."
+        ),
     ] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of a machine [seen].")
+        int | None,
+        typer.Option("--gpus-per-node", min=1, max=MOST_GPUS, help="GPUs of a machine [seen]."),
     ] = None,
     gradient_bytes: Annotated[
         float | None,
@@ -72,7 +76,7 @@ def run(
         else:
             write_out(_text(job, became, look))
     if json:
-        write_out(to_json({"schema": "scaledl.import/1", "jobs": values}))
+        write_json({"schema": "scaledl.import/1", "jobs": values})
 
 
 def _as_dict(job: TraceJob, became: Imported | None) -> dict[str, Any]:

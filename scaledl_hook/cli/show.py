@@ -10,12 +10,12 @@ from scaledl.past import open_run
 SHORT_HELP = "Show where one run's step time goes."
 HELP = (
     "Example: scaledl show latest --layers 15\n\n"
-    "Show where one run's step time goes: by part, by layer (--layers), by collective (--comm), "
-    "and its last what-if report.\n\n"
+    "Show one run: how it ended, where its step's time goes by part, with --layers also by layer, "
+    "with --comm also by collective, and its last what-if report.\n\n"
     "step: time between two optimizer steps. compute: forward and backward less waiting. exposed "
     "comm.: waiting for communication that is not hidden behind backward. input wait: waiting for "
     "the data loader. optimizer: the optimizer's step. other: the rest, so that the parts add up. "
-    "n/a: not measured."
+    "n/a: not measured. killed?: no end was recorded and there was no sign for ten minutes."
 )
 
 
@@ -31,13 +31,12 @@ def run(
     """Write one run to standard output."""
     past = open_run(name, home)
     look = look_of_stdout()
-    write_out(
-        past.render(
-            "json" if json else "console",
-            layers=layers,
-            comm=comm,
-            width=look.width,
-            unicode=look.unicode,
-            color=look.color,
-        )
+    text = past.render(
+        "json" if json else "console",
+        layers=layers,
+        comm=comm,
+        width=look.width,
+        unicode=look.unicode,
+        color=look.color,
     )
+    write_out(text, is_json=json)

@@ -5,31 +5,34 @@ from typing import Annotated
 
 import typer
 
+from scaledl import arguments
 from scaledl.cli.stream import (
     NO_OPTION,
     HomeOption,
     JsonOption,
     RunArgument,
     look_of_stdout,
+    write_json,
     write_out,
 )
 from scaledl.errors import UsageError
 from scaledl.past import PastRun, open_run
 from scaledl.records import ScalingReport
 from scaledl.report.console import render_report
-from scaledl.report.jsonable import report_to_dict, to_json
+from scaledl.report.jsonable import report_to_dict
 from scaledl.report.scaling import counts_within
-from scaledl.units import parse_seconds, printable
+from scaledl.units import MOST_GPUS, format_usd, parse_seconds, printable
 
 SHORT_HELP = "Forecast a recorded run on other numbers of GPUs."
 HELP = (
     "Example: scaledl what-if latest --gpus 1,2,4,8-64 --price 2.49 --deadline 12h\n\n"
-    "Forecast a recorded run on other numbers of GPUs; 8-64 means 8, 16, 32, 64.\n\n"
+    "Forecast a recorded run on other numbers of GPUs; 8-64 means 8, 16, 32, 64. At most 256 "
+    "counts.\n\n"
     "step: time between two optimizer steps, with its interval. epoch: the same data once. speed: "
     "against the recorded count. eff.: work per GPU, the smallest count is 100 %. cost, energy: of "
-    "one epoch. measured: that count was run. between: between two counts that were run. ~: beyond "
-    "twice the largest count run. prior: nothing of the kind was run. limited by: the largest cost "
-    "beside compute, with its share of the step.\n\n"
+    "one epoch; a price of 0 is one. measured: that count was run. between: between two counts "
+    "that were run. ~: beyond twice the largest count run. prior: nothing of the kind was run. "
+    "limited by: the largest cost beside compute, with its share of the step.\n\n"
     "With --deadline or --budget the exit code is 3 if no count keeps it at the upper end of its "
     "interval."
 )
@@ -46,20 +49,25 @@ def run(
     name: RunArgument = "latest",
     gpus: Annotated[str | None, typer.Option("--gpus", help="Counts, such as 1,2,4,8-64.")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", help="Of the machines in question.")
+        int | None,
+        typer.Option("--gpus-per-node", min=1, max=MOST_GPUS, help="Of the machines in question."),
     ] = None,
     link: Annotated[
         str | None, typer.Option("--link", help="Between nodes: 200Gb/s, 25GB/s or a class.")
     ] = None,
     price: Annotated[float | None, typer.Option("--price", help="Dollars a GPU-hour.")] = None,
     deadline: Annotated[
-        str | None, typer.Option("--deadline", help="Longest time for the rest, such as 12h.")
+        str | None,
+        typer.Option("--deadline", help="Longest time for the rest, with its unit: 90s, 12h, 2d."),
     ] = None,
     budget: Annotated[
         float | None, typer.Option("--budget", help="Most dollars for the rest; needs a price.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, help="Length of the training [as recorded].")
+        int | None,
+        typer.Option(
+            "--epochs", min=1, max=arguments.MOST_EPOCHS, help="Length of the run [as recorded]."
+        ),
     ] = None,
     fixed: Annotated[
         Fixed, typer.Option("--fixed", help="What stays the same.")
@@ -68,7 +76,9 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Write the what-if report to standard output."""
-    deadline_s = None if deadline is None else parse_seconds(deadline)
+    deadline_s = None if deadline is None else _deadline_s(deadline)
+    budget = None if budget is None else arguments.amount("--budget", budget)
+    price = None if price is None else arguments.price("--price", price)
     past = open_run(name, home)
     report = past.what_if(
         gpus,
@@ -86,13 +96,20 @@ def run(
         value = report_to_dict(report)
         if limited:
             value |= {"deadline_s": deadline_s, "budget_usd": budget, "counts_within": within}
-        write_out(to_json(value))
+        write_json(value)
     else:
-        write_out(_text(past, report, epochs))
+        write_out(_text(past, report))
         if limited:
             write_out(_verdict(within, deadline, budget))
     if limited and not within:
         raise typer.Exit(NO_OPTION)
+
+
+def _deadline_s(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except UsageError as error:
+        raise UsageError(f"--deadline: {error}") from None
 
 
 def _check_answerable(
@@ -106,7 +123,7 @@ def _check_answerable(
         raise UsageError(f"--budget {budget:g} needs a price, which is unknown. Pass --price 2.49.")
 
 
-def _text(past: PastRun, report: ScalingReport, epochs: int | None) -> str:
+def _text(past: PastRun, report: ScalingReport) -> str:
     look = look_of_stdout()
     return render_report(
         report,
@@ -114,14 +131,13 @@ def _text(past: PastRun, report: ScalingReport, epochs: int | None) -> str:
         unicode=look.unicode,
         color=look.color,
         cpu_run=past.measurements[-1].host_shared,
-        epochs_left=past.remaining_epochs(epochs),
         whole_run=past.ended is not None,
     )
 
 
 def _verdict(within: tuple[int, ...], deadline: str | None, budget: float | None) -> str:
     asked = [f"deadline {printable(deadline)}"] if deadline is not None else []
-    asked += [f"budget ${budget:,.0f}"] if budget is not None else []
+    asked += [f"budget {format_usd(budget)}"] if budget is not None else []
     question = " and ".join(asked)
     if not within:
         return f"No count keeps the {question} (at the upper end of its interval)."

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from scaledl.records import ScalingRow
 from scaledl.report.text import Style, step_unit
 
+# Beyond these a step time is no step time, and the axis would leave the range of floats.
+LEAST_S, MOST_S = 1e-12, 1e15
+
 
 def interval_chart(
     rows: list[ScalingRow], measured: ScalingRow | None, style: Style, *, fixed_global: bool
@@ -13,7 +16,8 @@ def interval_chart(
     """Lines of the chart: forecasts with their interval, the measured step, the ideal.
 
     The ideal is the measured step divided by the growth in GPUs under a fixed global batch, and
-    the measured step itself under a fixed batch per GPU.
+    the measured step itself under a fixed batch per GPU. No chart where there is nothing to
+    compare or a step takes no time at all.
     """
     shown = [row for row in rows if row.fits is not False]
     if len(shown) < 2:
@@ -26,7 +30,7 @@ def interval_chart(
 
     ends = [(min(ideal_s(r), r.step_s.low), max(ideal_s(r), r.step_s.high)) for r in shown]
     low_s, high_s = min(low for low, _ in ends), max(high for _, high in ends)
-    if not 0 < low_s <= high_s < math.inf:
+    if not LEAST_S <= low_s <= high_s <= MOST_S:
         return []
     low_s, high_s = low_s / 1.05, high_s * 1.05
     wide = style.width >= 90

@@ -11,6 +11,7 @@ from scaledl.report.layers import render_comm, render_layers, render_parts
 from scaledl.report.lists import (
     Check,
     RunLine,
+    planned_text,
     render_doctor,
     render_runs,
     render_show,
@@ -104,10 +105,8 @@ def _fit_screen(
     table = whatif_lines(report, style, cpu_run=summary.cpu_run)
     chart = chart_lines(report, style)
     hint = f" More: scaledl show {safe_text(summary.run, style, 60)}"
-    left = _epochs_left(summary)
     noted, short = (
-        advice_lines(report, style, epochs_left=left, with_notes=with_notes, run_hint=hint)
-        + foot_lines(style)
+        advice_lines(report, style, with_notes=with_notes, run_hint=hint) + foot_lines(style)
         for with_notes in (True, False)
     )
     for layout in (
@@ -123,14 +122,7 @@ def _fit_screen(
     return [*head, "", *table, *short][:MAX_LINES]
 
 
-def _epochs_left(summary: EpochSummary) -> float | None:
-    if summary.num_epochs is None:
-        return None
-    return max(0, summary.num_epochs - summary.epoch - 1)
-
-
 def _heading(summary: EpochSummary, style: Style) -> list[str]:
-    total = "" if summary.num_epochs is None else f" of {summary.num_epochs}"
     extra = [
         f"{name} {format_seconds(value)}"
         for name, value in (("evaluation", summary.eval_s), ("pauses", summary.pause_s))
@@ -140,7 +132,8 @@ def _heading(summary: EpochSummary, style: Style) -> list[str]:
     if summary.before_s > 0.01 * summary.duration_s:
         took += f" (and {format_seconds(summary.before_s)} of evaluation and pauses before it)"
     where = where_text(summary.cluster, style, cpu_run=summary.cpu_run)
-    left = f"scaledl  epoch {summary.epoch + 1}{total} took {took} on {where}"
+    number = planned_text(summary.epoch + 1, summary.num_epochs)
+    left = f"scaledl  epoch {number} took {took} on {where}"
     lines = two_ends(left, f"run {safe_text(summary.run, style, 60)}", style)
     return [style.paint(lines[0], "bold"), *lines[1:]]
 
@@ -246,7 +239,7 @@ def _repeat_lines(
     if advice is not None and (told is None or told.num_gpus != advice.num_gpus):
         was = "" if told is None else f" (was {told.num_gpus})"
         lines += wrap_text(f"{style.mark('advised')} {advice.text}{was}", style, hang="  ")
-    left = left_text(report, _epochs_left(summary))
+    left = left_text(report)
     return [*lines, *(wrap_text(left, style, indent="  ") if left else [])]
 
 
@@ -282,7 +275,12 @@ def render_end(
         color: Whether ANSI colour may be used.
     """
     style = Style(width=width, unicode=unicode, color=color)
-    how = {"finished": "done", "stopped-early": "stopped early", "exception": "ended by an error"}
+    how = {
+        "finished": "done",
+        "stopped-early": "stopped early",
+        "interrupted": "interrupted",
+        "exception": "ended by an error",
+    }
     said = [f"scaledl  {how[end.outcome]}: {num_steps} steps in {format_seconds(duration_s)}"]
     said += [_energy_text(energy_j, *energy_of)] if energy_j is not None else []
     said += [format_usd(cost_usd)] if cost_usd is not None else []

@@ -8,7 +8,7 @@ import time
 
 from scaledl.records import Eta, Interval, Progress
 from scaledl.report.pace import LinePolicy, Shown
-from scaledl.units import format_clock, format_seconds, format_usd, printable
+from scaledl.units import LATEST_S, format_clock, format_seconds, format_usd, printable
 
 __all__ = [
     "LinePolicy",
@@ -22,7 +22,11 @@ __all__ = [
 
 NAME = "scaledl  "
 MAX_WIDTH = 100
-OUTCOMES = {"finished": "done", "stopped-early": "stopped early"}
+OUTCOMES = {
+    "finished": "done",
+    "stopped-early": "stopped early",
+    "interrupted": "interrupted",
+}
 
 
 def _step_field(progress: Progress) -> str:
@@ -175,7 +179,8 @@ def _beyond_line(progress: Progress, step_s: float | None, width: int, *, unicod
 
 
 def _iso(at_s: float, *, seconds: bool = False) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ" if seconds else "%Y-%m-%dT%H:%MZ", time.gmtime(at_s))
+    at = time.gmtime(min(at_s, LATEST_S))
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ" if seconds else "%Y-%m-%dT%H:%MZ", at)
 
 
 def render_log_line(
@@ -243,9 +248,7 @@ def render_done(
     """The last line: done, and how the first estimate compares with what came true."""
     took = format_seconds(now_s - started_s)
     steps = f"{progress.step} step{'' if progress.step == 1 else 's'}"
-    words = {"finished": "done", "stopped-early": "stopped early"}.get(
-        outcome, "ended by exception"
-    )
+    words = OUTCOMES.get(outcome, "ended by exception")
     planned = progress.total_steps
     of = f" of {planned}" if planned is not None and progress.step < planned else ""
     line = f"{NAME}{words} {format_clock(now_s, now_s)}: {steps}{of} in {took}"

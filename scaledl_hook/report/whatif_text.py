@@ -11,6 +11,7 @@ from scaledl.report.text import (
     range_text,
     step_unit,
     table_lines,
+    two_ends,
     wrap_text,
 )
 from scaledl.units import format_energy, format_fraction, format_seconds, format_usd
@@ -26,14 +27,13 @@ def render_report(
     unicode: bool = True,
     color: bool = False,
     cpu_run: bool = False,
-    epochs_left: float | None = None,
     whole_run: bool = False,
 ) -> str:
     """The whole what-if report as text (the answer of ``scaledl what-if``)."""
     style = Style(width=width, unicode=unicode, color=color)
     table = whatif_lines(report, style, cpu_run=cpu_run)
     chart = chart_lines(report, style)
-    tail = advice_lines(report, style, epochs_left=epochs_left, whole_run=whole_run)
+    tail = advice_lines(report, style, whole_run=whole_run)
     blank = [""] if chart else []
     return "\n".join([*table, *blank, *chart, "", *tail, *foot_lines(style)])
 
@@ -45,6 +45,17 @@ def heading_text(report: ScalingReport, *, cpu_run: bool) -> str:
         size = f" of {report.global_batch:,}" if report.global_batch else ""
         return f"What if, with the same global batch{size}:"
     return f"What if, with the same batch per {who} (so the global batch changes):"
+
+
+def _heading_lines(
+    report: ScalingReport, rows: list[ScalingRow], style: Style, *, cpu_run: bool
+) -> list[str]:
+    """The batch rule, and at the right what the marks before the counts mean."""
+    marks = [_mark(row, report, style) for row in rows]
+    legend = [f"{style.mark('advised')} advised"] if style.mark("advised") in marks else []
+    legend += [f"{style.mark('measured')} as now"] if style.mark("measured") in marks else []
+    heading = heading_text(report, cpu_run=cpu_run)
+    return two_ends(heading, "  ".join(legend), style) if legend else wrap_text(heading, style)
 
 
 def is_far(row: ScalingRow, report: ScalingReport) -> bool:
@@ -94,7 +105,7 @@ def whatif_lines(
     columns.append(Column(title="limited by", left=True, least=16))
     for line, row in zip(cells, rows, strict=True):
         line.append(_cause_text(row))
-    heading = wrap_text(heading_text(report, cpu_run=cpu_run), style)
+    heading = _heading_lines(report, rows, style, cpu_run=cpu_run)
     lines = [*heading, *table_lines(columns, cells, style)]
     for at, row in enumerate(rows, start=len(lines) - len(rows)):
         if row.fits is False:
@@ -192,7 +203,6 @@ def advice_lines(
     report: ScalingReport,
     style: Style,
     *,
-    epochs_left: float | None = None,
     whole_run: bool = False,
     with_notes: bool = True,
     run_hint: str = "",
@@ -202,7 +212,7 @@ def advice_lines(
     if report.recommendation is not None:
         text = f"{style.mark('advised')} {report.recommendation.text}"
         lines += wrap_text(text, style, hang="  ")
-    left = left_text(report, epochs_left, whole_run=whole_run)
+    left = left_text(report, whole_run=whole_run)
     if left:
         lines += wrap_text(left, style, indent="  ")
     for key in report.caveats[:MAX_NOTES] if with_notes else ():
@@ -210,10 +220,15 @@ def advice_lines(
     return [*lines, *wrap_text(coverage_text(report) + run_hint, style, hang="  ")]
 
 
-def left_text(report: ScalingReport, epochs_left: float | None, *, whole_run: bool = False) -> str:
-    """Time left now and at the advised count: ``29 epochs left: 4 h as now, 2 h on 8``."""
-    known = [r for r in report.rows if r.remaining_s is not None and r.fits is not False]
-    if not known or epochs_left == 0:
+def left_text(report: ScalingReport, *, whole_run: bool = False) -> str:
+    """Time left now and at the advised count: ``29 epochs left: 4 h as now, 2 h on 8``.
+
+    Nothing where nothing is left: at the end of the plan and beyond it.
+    """
+    known = [
+        r for r in report.rows if r.remaining_s and r.remaining_s.mean > 0 and r.fits is not False
+    ]
+    if not known:
         return ""
     advised = report.recommendation.num_gpus if report.recommendation else None
     now = None if report.measured_index is None else report.rows[report.measured_index].num_gpus
@@ -227,12 +242,21 @@ def left_text(report: ScalingReport, epochs_left: float | None, *, whole_run: bo
         about = "about " if row.basis == "prior" or is_far(row, report) else ""
         where = "as now" if row.num_gpus == now else f"on {row.num_gpus}"
         parts.append(f"{about}{format_seconds(row.remaining_s.mean)} {where}")
+    epochs_left = _epochs_left(known)
     if epochs_left is None:
         return f"time left: {', '.join(parts)}."
     count = f"{epochs_left:.4g}"
     what = f"{count} {'epoch' if count == '1' else 'epochs'}"
     what = f"the whole run of {what}" if whole_run else f"{what} left"
     return f"{what}: {', '.join(parts)}."
+
+
+def _epochs_left(rows: list[ScalingRow]) -> float | None:
+    """Epochs to go, the same on each count: the rest over one epoch."""
+    for row in rows:
+        if row.remaining_s is not None and row.epoch_s is not None and row.epoch_s.mean > 0:
+            return row.remaining_s.mean / row.epoch_s.mean
+    return None
 
 
 def _faster_than(best: ScalingRow, rows: list[ScalingRow]) -> list[ScalingRow]:

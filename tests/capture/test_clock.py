@@ -223,7 +223,7 @@ def test_E01_resume_never_counts_steps_that_were_not_seen(initial: int, batches:
     assert progress.step == initial + batches
     assert len(driver.steps) == batches
     assert progress.epoch == initial // batches
-    assert progress.total_steps == max(epochs, initial // batches) * batches
+    assert progress.total_steps == epochs * batches  # also where it lies behind
 
 
 @given(st.integers(1, 9), st.integers(1, 9))

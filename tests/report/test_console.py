@@ -219,12 +219,12 @@ def test_ranks_without_own_time_are_left_out():
 def test_later_epochs_say_only_what_changed():
     parts = msgspec.structs.replace(PARTS, input_wait_s=0.031)
     now = epoch_summary(3, parts=parts, step_s=parts.total_s)
-    told = scaling_report()
+    told = scaling_report(epochs_left=26)
     text = render_epoch(
         now, told, repeat=True, previous=epoch_summary(2), previous_report=scaling_report()
     )
     assert "input wait n/a" not in text
-    assert "+14.4 % against the epoch before (input wait 0 us to 31 ms)" in text
+    assert "+14.4 % against the epoch before (input wait 0 s to 31 ms)" in text
     assert "8 GPUs:" not in text
     assert "26 epochs left" in text
     assert len(text.splitlines()) <= 4
@@ -329,9 +329,13 @@ def test_small_models_count_in_mflop():
 
 
 def test_nothing_is_said_of_the_time_left_after_the_last_epoch():
-    report = scaling_report()
-    assert "0 epochs left" not in render_epoch(epoch_summary(29), report)
-    assert "1 epoch left:" in render_epoch(epoch_summary(28), report, repeat=True)
+    done, one = scaling_report(epochs_left=0), scaling_report(epochs_left=1)
+    for repeat in (True, False):
+        assert "left" not in render_epoch(epoch_summary(29), done, repeat=repeat)
+        assert "1 epoch left:" in render_epoch(epoch_summary(28), one, repeat=repeat)
+    assert "left" not in render_report(done)
+    half = scaling_report(epochs_left=0.5)
+    assert "0.5 epochs left: " in render_report(half)
 
 
 def test_layers_without_windows_say_so():

@@ -199,3 +199,14 @@ def test_json_keys_are_all_there_even_without_advice():
     assert set(bare) == set(full)
     assert bare["recommendation"] is None
     assert bare["measured_index"] is None
+
+
+def test_a_report_prints_as_a_line_a_count_and_the_advice():
+    lines = str(scaling_report()).splitlines()
+    assert lines[0] == "what if, with the same global batch:"
+    assert lines[3] == "      4 GPUs  step 215 ms, epoch 9.0 min, 4 h 20 min left, 1.00x, as now"
+    assert lines[4].startswith("      8 GPUs  step 114 ms (110 ms to 119 ms, extrapolated), epoch ")
+    assert lines[-1].startswith("advised: 8 GPUs: 1.9x faster")
+    assert len(lines) == 9
+    bare = report_of((), batch_rule="fixed-per-gpu")
+    assert str(bare) == "what if, with the same batch per GPU:"

@@ -8,6 +8,9 @@ import pytest
 from kineto import SIZES, document, training, write
 
 from scaledl.cli import main
+from scaledl.imported import Stated, record_job
+from scaledl.past import open_run
+from scaledl.records import TraceJob
 from scaledl.traces.job import group_jobs
 from scaledl.traces.summary import read_trace
 
@@ -65,6 +68,19 @@ def test_the_shortest_kernel_of_all_ranks_is_the_transfer(cli, tmp_path):
     value = msgspec.json.decode(cli("show", "latest", "--json", "--comm")[1])
     (row,) = value["comm"]
     assert row["transfer_s"] == pytest.approx(120e-6)
+
+
+def test_a_collective_that_begins_just_before_its_step_is_kept(cli, tmp_path):
+    trace = read_trace(ranks(tmp_path, 200, 300)[0])
+    begins_s = [mark.start_s for mark in trace.gpu_steps or trace.steps]
+    early = [
+        msgspec.structs.replace(trace.collectives[0], start_s=at_s - 1e-6) for at_s in begins_s
+    ]
+    trace = msgspec.structs.replace(trace, collectives=tuple(early))
+    became = record_job(TraceJob(traces=(trace,)), tmp_path / "home", Stated(), 1.0)
+    windows = open_run(became.run_id, tmp_path / "home").windows
+    assert sum(len(window.comm) for window in windows) == len(early)
+    assert min(event.start_s for window in windows for event in window.comm) == 0.0
 
 
 def test_ranks_that_took_part_in_other_collectives_are_not_matched(tmp_path):
