@@ -134,14 +134,17 @@ def _gpu_count(value: object) -> int:
 
 
 def path_text(name: str, value: object) -> str:
-    """A path as text."""
+    """A path as text, made absolute: the script may change its working folder during the run."""
     try:
         text = os.fsdecode(value)  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(f"{name} must be a path, got {seen_text(value)}.") from None
     if "\0" in text:
         raise UsageError(f"{name} must be a path, got {seen_text(text)} with a zero in it.")
-    return text
+    try:
+        return os.path.abspath(os.path.expanduser(text))
+    except OSError:  # the working folder was removed under the process
+        return text
 
 
 def record(name: str, value: object, kind: type[_T]) -> _T:

@@ -107,7 +107,8 @@ def _learner(name: str, value: object) -> str:
 
 def _report(name: str, value: object) -> str:
     """``print``, ``none`` or a path; other words that switch are no names of files."""
-    text = checks.path_text(name, value)
+    path = checks.path_text(name, value)
+    text = os.fsdecode(value)  # type: ignore[arg-type]
     word = text.strip().lower()
     if word in ("print", "none"):
         return word
@@ -116,7 +117,7 @@ def _report(name: str, value: object) -> str:
             f"{name} must be print, none or a file, got {seen_text(text)}. "
             f"A file of that name is ./{printable(text, 20)}"
         )
-    return text
+    return path
 
 
 # Every option, in the order of the README, and what it must be. ``cluster`` is no text, so it

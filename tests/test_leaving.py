@@ -254,3 +254,19 @@ def test_two_blocks_that_cross_count_their_own_steps(tmp_path: Path) -> None:
     second.__exit__(None, None, None)
     assert (first.status()["step"], second.status()["step"]) == (32, 16)
     assert leftovers(one) == leftovers(other) == []
+
+
+def test_paths_are_those_of_the_start_though_the_script_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = make_model()
+    with scaledl.track(model, epochs=1, run_dir="runs", report="report.txt") as run:
+        os.chdir(tmp_path / "elsewhere")
+        train(model, make_loader())
+    assert run.folder is not None
+    assert run.folder.parent == tmp_path / "runs"
+    assert sorted(p.name for p in run.folder.iterdir()) == ["rank0.jsonl", "run.json"]
+    assert (tmp_path / "report.txt").stat().st_size > 0
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -396,7 +396,7 @@ def test_a_word_that_switches_is_no_file_for_reports(word: str, tmp_path: Path) 
         TrackConfig(report=word)
     assert TrackConfig(report="None").report == "none"
     assert TrackConfig(report="PRINT").report == "print"
-    assert TrackConfig(report="reports").report == "reports"
+    assert TrackConfig(report="reports").report == str(Path("reports").absolute())
 
 
 def test_a_cluster_with_numbers_that_cannot_be_is_refused() -> None:
