@@ -98,6 +98,7 @@ class Engine:
         self._last_flush_s = self._started_s
         self._own_s = 0.0
         self._train_s = 0.0
+        self._planned_steps: int | None = None
 
     # --- start and end ------------------------------------------------------------------------
 
@@ -132,6 +133,7 @@ class Engine:
         self._closing = True
         run_all(
             [
+                ("end of the run", self._note_plan),
                 ("end of the run", self.capture.stop),
                 ("end of the run", lambda: self._finish(failed)),
                 ("end of the run", self.journal.close),
@@ -140,6 +142,10 @@ class Engine:
         )
         if self._errors and is_strict() and not failed:
             raise self._errors[0]
+
+    def _note_plan(self) -> None:
+        """Keep the planned length: an epoch that is cut off closes, and then tells none."""
+        self._planned_steps = self.progress().total_steps
 
     def _finish(self, failed: bool) -> None:
         now_s = time.perf_counter()
@@ -153,7 +159,7 @@ class Engine:
         end = RunEnd(
             at_s=self._wall(now_s),
             step=progress.step,
-            outcome=_outcome(progress, failed=failed),
+            outcome=_outcome(progress, progress.total_steps or self._planned_steps, failed=failed),
             overhead_fraction=self._cost(),
         )
         if is_beyond(progress):
@@ -418,11 +424,18 @@ class Engine:
         return at_s + self._wall_offset_s
 
 
-def _outcome(progress: Progress, *, failed: bool) -> Outcome:
+def _outcome(progress: Progress, planned_steps: int | None, *, failed: bool) -> Outcome:
     """How the run ended. The block is left inside the handler of what ended it."""
-    if failed:
-        return "interrupted" if isinstance(sys.exception(), KeyboardInterrupt) else "exception"
-    early = progress.total_steps is not None and progress.step < progress.total_steps
+    error = sys.exception() if failed else None
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    # A generator that its user closed and sys.exit(0) leave by an exception that is no error.
+    wanted = isinstance(error, GeneratorExit) or (
+        isinstance(error, SystemExit) and error.code in (None, 0)
+    )
+    if failed and not wanted:
+        return "exception"
+    early = planned_steps is not None and progress.step < planned_steps
     return "stopped-early" if early else "finished"
 
 

@@ -1,5 +1,6 @@
 """Entering and leaving a block: what is interrupted, forked or let go leaves nothing behind."""
 
+import contextlib
 import copy
 import gc
 import os
@@ -24,6 +25,8 @@ from scaledl import tracker
 from scaledl.capture import loaders
 from scaledl.capture.guard import GUARD
 from scaledl.errors import UsageError
+from scaledl.records import RunEnd
+from scaledl.store import read_lines
 
 PACKAGE = os.path.dirname(scaledl.__file__)
 # Their lines hold the blocks that clean up: an interruption is aimed at what they run.
@@ -270,3 +273,43 @@ def test_paths_are_those_of_the_start_though_the_script_changes_its_folder(
     assert sorted(p.name for p in run.folder.iterdir()) == ["rank0.jsonl", "run.json"]
     assert (tmp_path / "report.txt").stat().st_size > 0
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (GeneratorExit(), "stopped-early"),
+        (SystemExit(0), "stopped-early"),
+        (SystemExit(), "stopped-early"),
+        (SystemExit(3), "exception"),
+        (KeyboardInterrupt(), "interrupted"),
+        (ValueError("of the user"), "exception"),
+    ],
+)
+def test_how_a_run_ended_is_told_by_what_left_the_block(
+    error: BaseException, outcome: str, tmp_path: Path
+) -> None:
+    model = make_model()
+    with (
+        contextlib.suppress(BaseException),
+        scaledl.track(model, report="none", run_dir=tmp_path, epochs=3) as run,
+    ):
+        train(model, make_loader())
+        raise error
+    assert run.folder is not None
+    (end,) = [line for line in read_lines(run.folder) if isinstance(line, RunEnd)]
+    assert end.outcome == outcome
+
+
+def test_an_epoch_cut_off_without_a_plan_is_an_early_end(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with scaledl.track(model, report="none", run_dir=tmp_path, epochs=1) as run:
+        for index, batch in enumerate(make_loader(12)):
+            if index == 5:
+                break
+            model(batch).sum().backward()
+            optimizer.step()
+    assert run.folder is not None
+    (end,) = [line for line in read_lines(run.folder) if isinstance(line, RunEnd)]
+    assert (end.outcome, end.step) == ("stopped-early", 5)
