@@ -17,6 +17,44 @@ StepCost = Callable[[float], float]
 CELLS = 4096  # the function is read at so many places at most to count the steps to come
 
 
+def check_step_cost(step_cost: object) -> None:
+    """Refuse what cannot be a plan before the run begins.
+
+    Raises:
+        UsageError: no function, one that raises, or a cost that is no positive finite number.
+    """
+    if not callable(step_cost):
+        raise UsageError(
+            f"step_cost must be a function of the share of the run done, got {step_cost!r:.80}. "
+            "For example: lambda done: 1 if done < 0.5 else 4."
+        )
+    for place in (0.0, 0.5, 0.999):
+        try:
+            positive_cost(step_cost, place)
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"step_cost raised {error!r:.120} at {place} of the run. "
+                "It must take any share from 0 to 1."
+            ) from None
+
+
+def positive_cost(step_cost: StepCost, place: float) -> float:
+    """The cost at ``place`` of the run.
+
+    Raises:
+        UsageError: it is no positive finite number.
+    """
+    value = float(step_cost(place))
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(
+            f"step_cost must give a positive number, got {value} at {place:.3f} of the run. "
+            "Give the cost of a step beside the others, such as its tokens."
+        )
+    return value
+
+
 class Plan:
     """Relative costs of steps. ``step_cost`` takes the share of the run that is done, 0 to 1.
 
@@ -43,13 +81,7 @@ class Plan:
     def cost(self, step: int) -> float:
         """Relative cost of the step after ``step`` ones; past the end that of the last one."""
         place = min(step, self.total_steps - 1) / self.total_steps
-        value = float(self._step_cost(place))
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(
-                f"step_cost must give a positive number, got {value} at {place:.3f} of the run. "
-                "Give the cost of a step beside the others, such as its tokens."
-            )
-        return value
+        return positive_cost(self._step_cost, place)
 
     def costs(self, first_step: int, count: int) -> NDArray[np.float64]:
         """Relative costs of consecutive steps. Shapes: result [count]."""

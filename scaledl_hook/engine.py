@@ -24,6 +24,7 @@ from scaledl.errors import is_strict, run_all
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator
 from scaledl.outlook import Outlook, epochs_left, require
+from scaledl.predictor.plan import StepCost
 from scaledl.pulse import Pulse
 from scaledl.records import (
     DeviceSample,
@@ -59,7 +60,13 @@ _running: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 class Engine:
     """Everything behind one open ``track`` block."""
 
-    def __init__(self, model: "nn.Module", config: TrackConfig, loader: object | None) -> None:
+    def __init__(
+        self,
+        model: "nn.Module",
+        config: TrackConfig,
+        loader: object | None,
+        step_cost: StepCost | None = None,
+    ) -> None:
         global _num_runs
         _num_runs += 1
         self._config = config
@@ -90,7 +97,7 @@ class Engine:
         self._reporter = Reporter(
             config, self._model_name, self.capture, self._outlook, self.journal, self._narrator
         )
-        self.pulse = Pulse(self.journal.write)
+        self.pulse = Pulse(self.journal.write, step_cost)
         self._fresh: list[StepRecord] = []
         self._epoch_walls_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._epoch_own_s: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -333,7 +340,7 @@ class Engine:
         fresh, self._fresh = self._fresh, []
         at_s = self._wall(now_s)
         self._part("step records", lambda: self._note_steps(fresh, at_s))
-        self._part("ETA", lambda: self.pulse.add_steps(fresh))
+        self._part("ETA", lambda: self.pulse.add_steps(fresh, self.progress()))
 
     def _note_steps(self, fresh: list[StepRecord], at_s: float) -> None:
         for step in fresh:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from scaledl.config import TrackConfig
 from scaledl.engine import Engine
 from scaledl.errors import UsageError, is_strict
+from scaledl.predictor.plan import StepCost, check_step_cost
 from scaledl.records import (
     BatchRule,
     ClusterSpec,
@@ -55,6 +56,7 @@ def track(
     run_dir: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     profile: bool | None = None,
+    step_cost: StepCost | None = None,
 ) -> "Tracker":
     """A context manager (or decorator) that watches the training of ``model``.
 
@@ -78,6 +80,9 @@ def track(
         run_dir: Folder in which the run's folder is made.
         report: ``print``, ``none``, or a file that the reports are appended to.
         profile: ``False`` never profiles a step.
+        step_cost: Where the time of a step follows a plan (growing batches, sequences or images):
+            what a step costs beside other steps, as a function of the share of the run that is
+            done, 0 to 1. Only ratios matter: ``lambda done: 1 if done < 0.5 else 4``.
 
     Raises:
         UsageError: an argument cannot be; raised here, never inside the loop.
@@ -99,16 +104,24 @@ def track(
             "profile": profile,
         }
     )
-    return Tracker(model, config, loader=loader)
+    return Tracker(model, config, loader=loader, step_cost=step_cost)
 
 
 class Tracker:
     """One tracked training loop. Made by :func:`track`; use it with ``with`` or as a decorator."""
 
     def __init__(
-        self, model: "nn.Module", config: TrackConfig, *, loader: object | None = None
+        self,
+        model: "nn.Module",
+        config: TrackConfig,
+        *,
+        loader: object | None = None,
+        step_cost: StepCost | None = None,
     ) -> None:
         _check_module(model)
+        if step_cost is not None:
+            check_step_cost(step_cost)
+        self._step_cost = step_cost
         self._model: nn.Module | None = model
         self._left: Callable[[], nn.Module | None] = lambda: None  # what was tracked before
         self._config = with_loader(config, loader)
@@ -129,7 +142,7 @@ class Tracker:
             )
         _open[model] = _caller()
         try:
-            self._core = Engine(model, self._config, self._loader)
+            self._core = Engine(model, self._config, self._loader, self._step_cost)
             self._core.start()
             if self._state is not None:
                 self._core.pulse.estimator.load_state_dict(self._state)
@@ -189,7 +202,7 @@ class Tracker:
 
         @functools.wraps(function)
         def tracked(*args: Any, **kwargs: Any) -> Any:
-            with Tracker(model, self._config, loader=self._loader):
+            with Tracker(model, self._config, loader=self._loader, step_cost=self._step_cost):
                 return function(*args, **kwargs)
 
         return tracked  # type: ignore[return-value]
