@@ -22,6 +22,7 @@ from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
 from scaledl.errors import is_strict, run_all
 from scaledl.journal import Journal
+from scaledl.limit import limit_of, on_the_limit
 from scaledl.narrator import Narrator
 from scaledl.outlook import Outlook, epochs_left, require
 from scaledl.predictor.plan import StepCost
@@ -105,6 +106,7 @@ class Engine:
         self._last_flush_s = self._started_s
         self._own_s = 0.0
         self._train_s = 0.0
+        self._limit_s = limit_of()
         self._planned_steps: int | None = None
 
     # --- start and end ------------------------------------------------------------------------
@@ -366,6 +368,15 @@ class Engine:
             walks_all_samples=walks_all,
         ):
             self.on_guess(key, text)
+        if self._limit_s is not None and self.pulse.eta is not None:
+            said = on_the_limit(
+                self.pulse.eta,
+                self._limit_s,
+                self._reporter.rows,
+                num_gpus=self._cluster.num_gpus,
+            )
+            if said is not None:
+                self.on_guess(*said)
 
     def _meet(self) -> None:
         if self._rank == 0:

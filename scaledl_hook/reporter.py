@@ -17,6 +17,7 @@ from scaledl.records import (
     PhaseRecord,
     RunEnd,
     ScalingReport,
+    ScalingRow,
 )
 from scaledl.report.scaling import audit_text
 from scaledl.store import read_tail
@@ -53,6 +54,7 @@ class Reporter:
         self._outlook = outlook
         self._journal = journal
         self._narrator = narrator
+        self.rows: tuple[ScalingRow, ...] = ()  # of the last report
         self._cost_s = 0.0
         self._last_s = time.perf_counter()
         self._ranks: tuple[EpochRecord, ...] = ()
@@ -115,6 +117,7 @@ class Reporter:
             remaining_epochs=epochs_left(progress),
             epoch=epoch.epoch,
         )
+        self.rows = report.rows
         self._journal.write(measured)
         self._journal.write(report)
         comm_s = [sum(e.duration_s for e in w.comm) for w in self._outlook.windows if w.comm]
