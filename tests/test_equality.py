@@ -323,7 +323,7 @@ def test_a_real_ctrl_c_ends_the_loop_and_leaves_nothing_behind(tmp_path: Path) -
     assert json.loads(done.stdout.splitlines()[-1]) == ["KeyboardInterrupt", {}]
     run = scaledl.open_run("latest", home=tmp_path)
     assert run.ended is not None
-    assert (run.ended.outcome, run.ended.step) == ("exception", 2 * BATCHES + 4)
+    assert (run.ended.outcome, run.ended.step) == ("interrupted", 2 * BATCHES + 4)
     assert "Traceback" not in done.stderr
 
 
