@@ -24,7 +24,7 @@ LEARNERS = ("auto", "inline", "off")
 PROJECT_FILE = "pyproject.toml"
 PREFIX = "SCALEDL_"
 # Read elsewhere or in ``load``: no options, yet known.
-SWITCHES = ("HOME", "DISABLE", "QUIET", "STRICT")
+SWITCHES = ("HOME", "DISABLE", "QUIET", "STRICT", "ENDS_AT")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -421,6 +421,22 @@ class Engine:
             remaining_epochs=epochs_left(progress),
             epoch=progress.epoch,
             **question,
+        )
+
+    @property
+    def num_gpus(self) -> int:
+        """World size of the job."""
+        return self._cluster.num_gpus
+
+    def resume(self, state: Mapping[str, Any], learned_on: int | None) -> None:
+        """Go on from what an earlier run's estimate learned, if it ran on as many GPUs."""
+        if learned_on is None or learned_on == self.num_gpus:
+            self.pulse.estimator.load_state_dict(state)
+            return
+        self.on_guess(
+            "resumed",
+            f"the state was learned on {learned_on} GPUs, this job has {self.num_gpus}: "
+            "the pace is learned anew.",
         )
 
     def status(self) -> dict[str, Any]:

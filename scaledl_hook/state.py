@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scaledl.arguments import seen_text
+from scaledl.arguments import as_index, seen_text
 from scaledl.errors import UsageError
 from scaledl.predictor.eta import EtaEstimator
 from scaledl.records import Progress
@@ -30,6 +30,9 @@ def checked_state(state: object) -> dict[str, Any]:
         raise UsageError(
             f"state has version {seen_text(version)}, this scaledl reads version {VERSION}. {_HINT}"
         )
+    num_gpus = state.get("num_gpus")
+    if num_gpus is not None and (as_index(num_gpus) is None or num_gpus < 1):
+        raise UsageError(f"state is damaged: num_gpus is {seen_text(num_gpus)}. {_HINT}")
     eta = state.get("eta")
     if not isinstance(eta, Mapping):
         raise UsageError(f"state is damaged: no estimate in it, got {seen_text(eta)}. {_HINT}")

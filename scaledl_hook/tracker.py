@@ -129,6 +129,7 @@ class Tracker:
         self._core: Engine | None = None
         self._past: Engine | None = None
         self._state: Mapping[str, Any] | None = None
+        self._state_gpus: int | None = None
 
     def __enter__(self) -> Self:
         if not self._config.enabled:
@@ -145,7 +146,7 @@ class Tracker:
             self._core = Engine(model, self._config, self._loader, self._step_cost)
             self._core.start()
             if self._state is not None:
-                self._core.pulse.estimator.load_state_dict(self._state)
+                self._core.resume(self._state, self._state_gpus)
         except BaseException as error:  # Ctrl-C too: no hook may stay behind
             self._abandon()
             if is_strict() or isinstance(error, UsageError) or not isinstance(error, Exception):
@@ -322,11 +323,14 @@ class Tracker:
         return {
             "version": 1,
             "step": core.capture.clock.step,
+            "num_gpus": core.num_gpus,
             "eta": core.pulse.estimator.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from an earlier run's :meth:`state_dict`: rates are kept, counts are not mixed.
+
+        Learned on another number of GPUs, rates say nothing here: they are then learned anew.
 
         ``None`` and an empty mapping (what a disabled run gives) change nothing.
 
@@ -336,9 +340,10 @@ class Tracker:
         if state is None or (isinstance(state, Mapping) and not state):
             return
         eta = checked_state(state)
-        if self._core is not None:
-            self._core.pulse.estimator.load_state_dict(eta)
         self._state = eta
+        self._state_gpus = state.get("num_gpus")
+        if self._core is not None:
+            self._core.resume(eta, self._state_gpus)
 
     def __repr__(self) -> str:
         return f"<scaledl.Tracker run={self.run_id} {self.eta or ''}>"

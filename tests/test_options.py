@@ -1,6 +1,7 @@
 """What users pass: numbers of any kind, settings from three places, states from checkpoints."""
 
 import copy
+import inspect
 import json
 import logging
 import math
@@ -17,6 +18,7 @@ from torch import nn
 from training import make_loader, make_model, quietly
 
 import scaledl
+from scaledl import limit
 from scaledl.arguments import MOST_EPOCHS, MOST_STEPS, gpu_counts, seen_text
 from scaledl.config import OPTIONS, SWITCHES, TrackConfig
 from scaledl.errors import UsageError
@@ -320,7 +322,8 @@ def test_every_variable_that_the_code_reads_is_known(tmp_path: Path) -> None:
         if path.name != "config.py"
     )
     read = set(re.findall(r'environ\.get\("SCALEDL_(\w+)"', source))
-    assert read == {"HOME", "STRICT"}
+    read |= set(re.findall(r'"SCALEDL_(\w+)"', inspect.getsource(limit)))
+    assert read == {"HOME", "STRICT", "ENDS_AT"}
     assert read <= set(SWITCHES)
     env = {f"SCALEDL_{name}": "1" for name in SWITCHES}
     env |= {f"SCALEDL_{name.upper()}": "1" for name in OPTIONS if name != "learner"}

@@ -13,7 +13,7 @@ from training import make_loader, make_model, quietly
 
 import scaledl
 from scaledl.predictor.eta import EtaEstimator
-from scaledl.records import Measurement
+from scaledl.records import Measurement, StepBlock
 from scaledl.store import read_info, read_lines
 
 TOTAL = 1000
@@ -53,6 +53,16 @@ def test_D13_a_restart_on_fewer_processes_goes_back_and_counts_on_from_there(
     assert after.eta.remaining_s.mean >= 300 * after.eta.step_s.low, "370 steps are left, not 170"
     counts = [read_info(run.folder).cluster.num_gpus for run in (before, after)]
     assert counts == [2, 1]
+    told = after.status()["guesses"]["resumed"]
+    assert told.startswith("the state was learned on 2 GPUs, this job has 1")
+    assert after.eta.step_s.mean == pytest.approx(_mean_step_s(after), rel=0.5), (
+        "not of 2 processes"
+    )
+
+
+def _mean_step_s(run: Any) -> float:
+    blocks = [line for line in read_lines(run.folder) if isinstance(line, StepBlock)]
+    return sum(b.mean_s * b.num_steps for b in blocks) / sum(b.num_steps for b in blocks)
 
 
 def test_D13_what_was_measured_on_the_other_count_is_kept_beside_and_not_mixed(
