@@ -138,15 +138,17 @@ def _minimised(
 ) -> _Parameters:
     firm = _firmness(start)
     first = start.flat()
+    with np.errstate(divide="ignore"):
+        beside_log = np.log(beside_s)  # -inf where a time holds nothing else
 
     def loss(flat: FloatArray) -> tuple[float, FloatArray]:
         now = start.like(flat)
         own_log, shares = norm_of_terms(columns @ now.weights.T + now.scale)
-        own_s = np.exp(own_log)
-        off = np.log(own_s + beside_s) - log_s
+        whole_log = np.logaddexp(own_log, beside_log)
+        off = whole_log - log_s
         bend = np.sqrt(1 + (off / HUBER) ** 2)
         # chain rule: Huber's slope, the own share of the whole time, the term's share of that
-        slope = (off / bend * own_s / (own_s + beside_s) / len(off))[:, None] * shares
+        slope = (off / bend * np.exp(own_log - whole_log) / len(off))[:, None] * shares
         gradient = np.concatenate([slope.sum(axis=0), (slope.T @ columns).ravel()])
         drawn = firm * (flat - first)
         value = HUBER**2 * float((bend - 1).mean()) + 0.5 * float(drawn @ (flat - first))
