@@ -31,7 +31,7 @@ from scaledl.predictor.layers import key
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
-TRAIN_PER_GPU, TEST_AT_MOST, NUM_RANGES = 800, 4000, 4
+TRAIN_PER_GPU, TEST_AT_MOST, NUM_RANGES, NUM_TREES = 800, 4000, 4, 50
 METHODS = ("scaledl", "roofline", "scaled roofline", "constant", "forest")
 
 
@@ -129,7 +129,7 @@ def forecasts(group: Group, split: Split, rng: np.random.Generator) -> dict[str,
     log_s = np.log([example.time_s for example in train])
     sizes = sizes_s(test)
     factor = float(np.exp(np.median(log_s - np.log(sizes_s(train)))))
-    forest = RandomForestRegressor(50, random_state=0)
+    forest = RandomForestRegressor(NUM_TREES, random_state=0)
     forest.fit(features([e.work for e in train], [e.gpu for e in train]), log_s)
     columns = features([e.work for e in test], [e.gpu for e in test])
     return {

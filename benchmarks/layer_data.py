@@ -25,16 +25,14 @@ def _gpu(name: str, tflops: float, gbytes_per_s: float, tflops16: float | None =
 
 
 OTHERS = {
-    # Makers' data sheets: float32 at boost clock in TFLOP/s, bandwidth in GB/s.
+    # Makers' data sheets: float32 at boost clock in TFLOP/s, bandwidth in GB/s. No blanks in names.
     "K40": _gpu("K40", 5.04, 288),
     "M40": _gpu("M40", 6.84, 288),
     "M60": _gpu("M60", 4.82, 160),  # half a board, as torch sees it
     "GTX1080Ti": _gpu("GTX1080Ti", 11.34, 484),
-    "GTX 1080 Ti": _gpu("GTX 1080 Ti", 11.34, 484),
-    "Titan X (Pascal)": _gpu("Titan X (Pascal)", 10.97, 480),
-    "Titan Xp": _gpu("Titan Xp", 12.15, 548),
+    "TitanX(Pascal)": _gpu("TitanX(Pascal)", 10.97, 480),
     "TitanXp": _gpu("TitanXp", 12.15, 548),
-    "Vega FE": _gpu("Vega FE", 13.1, 484, 26.2),
+    "VegaFE": _gpu("VegaFE", 13.1, 484, 26.2),
     "MI25": _gpu("MI25", 12.29, 484, 24.6),
 }
 
@@ -64,7 +62,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _device(name: str, table: dict[str, GpuSpec]) -> GpuSpec:
-    found = table.get(name) or OTHERS.get(name) or find_gpu(name)
+    found = table.get(name) or OTHERS.get(name.replace(" ", "")) or find_gpu(name)
     if found is None:
         raise SystemExit(f"no peak and bandwidth known for the device {name!r}: add it to OTHERS")
     return GpuSpec(
@@ -103,8 +101,6 @@ def _product(
         dtype="float16" if item == 2 else "float32",
     )
 
-
-# --- neusight ------------------------------------------------------------------------------------
 
 _VECTOR_OPS = {  # kind, passes over memory, FLOPs an element
     "ln": ("normalisation", 2, 8),
@@ -199,8 +195,6 @@ def _operator(row: dict[str, str], direction: Direction) -> LayerWork | None:
     return None
 
 
-# --- layer_times_justus --------------------------------------------------------------------------
-
 _UPDATE_PASSES = {"SGD": 3, "Adadelta": 7, "Adagrad": 5, "Momentum": 5, "Adam": 7, "RMSProp": 5}
 """Times that an update reads or writes a tensor of the parameters' size."""
 
@@ -259,9 +253,6 @@ def _justus(folder: Path) -> Iterator[Example]:
             )
 
 
-# --- deepbench -----------------------------------------------------------------------------------
-
-
 def _deepbench(folder: Path) -> Iterator[Example]:
     for row in _rows(folder / "train_ops.csv"):
         gpu = _device(row["gpu"], {})
@@ -281,10 +272,8 @@ def _convolution_passes(
     row: dict[str, str], sizes: dict[str, str], item: int
 ) -> list[tuple[LayerWork, float]]:
     w, h, c, n, k, s, r = (float(sizes[x]) for x in ("W", "H", "C", "N", "K", "S", "R"))
-    across = (w + 2 * float(sizes["pad_w"]) - s) // float(sizes["stride_h"]) + 1
-    down = (h + 2 * float(sizes["pad_h"]) - r) // float(sizes["stride_v"]) + 1
-    if across < 1 or down < 1:  # the sheets do not say which side the kernel's first size is
-        across, down = max(across, 1.0), max(down, 1.0)
+    across = max((w + 2 * float(sizes["pad_w"]) - s) // float(sizes["stride_h"]) + 1, 1.0)
+    down = max((h + 2 * float(sizes["pad_h"]) - r) // float(sizes["stride_v"]) + 1, 1.0)
     rows, depth = n * across * down, c * s * r
 
     def work(direction: Direction, passes: int) -> LayerWork:
