@@ -132,7 +132,7 @@ def test_question_without_its_facts_is_wrong_use_not_a_no(cli, tmp_path):
     ("words", "code", "told"),
     [
         (["what-if", RUN, "--gpus", "0"], 2, "num_gpus must be at least 1, got 0."),
-        (["what-if", RUN, "--gpus", "eight"], 2, "not a GPU count: 'eight'"),
+        (["what-if", RUN, "--gpus", "eight"], 2, "not a count: 'eight'"),
         (["what-if", RUN, "--link", "fast"], 2, "not a link: 'fast'"),
         (["what-if", RUN, "--deadline", "soon"], 2, "not a duration: 'soon'"),
         (["what-if", RUN, "--price", "-1"], 2, "usd_per_gpu_hour must be above 0, got -1"),
