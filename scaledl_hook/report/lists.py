@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from scaledl.records import ClusterSpec, EpochRecord, Measurement, Note, RunInfo
-from scaledl.report.layers import render_parts
+from scaledl.report.parts import render_parts
 from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
 from scaledl.units import format_seconds, printable
 
@@ -63,8 +63,8 @@ def render_runs(
         Column(title="started", left=True),
         Column(title="run", left=True, least=24),
         Column(title="model", left=True, give_up=1),
-        Column(title="GPUs"),
-        Column(title="of", left=True, give_up=2),
+        Column(title="ranks"),
+        Column(title="device", left=True, give_up=2),
         Column(title="steps"),
         Column(title="step"),
         Column(title="state", left=True),
