@@ -158,12 +158,12 @@ def _heading(summary: EpochSummary, style: Style) -> list[str]:
     return [style.paint(lines[0], "bold"), *lines[1:]]
 
 
+def _exchange(summary: EpochSummary) -> str:
+    return exchange_text(summary.parts, summary.comm_total_s, summary.comm_bytes, summary.ranks)
+
+
 def _comm_lines(summary: EpochSummary, style: Style) -> list[str]:
-    said = []
-    if summary.cluster.num_gpus > 1:
-        said.append(
-            exchange_text(summary.parts, summary.comm_total_s, summary.comm_bytes, summary.ranks)
-        )
+    said = [_exchange(summary)] if summary.cluster.num_gpus > 1 else []
     if summary.power_w is not None:
         said.append(f"power {summary.power_w:.0f} W each")
     if summary.energy_j is not None:
@@ -184,7 +184,10 @@ def _energy_text(energy_j: float, num_seen: int, num_gpus: int, *, cpu_run: bool
 
 
 def _changed_lines(summary: EpochSummary, previous: EpochSummary | None, style: Style) -> list[str]:
-    """The step against that of the epoch reported before, which is named; the slow rank."""
+    """The step against that of the epoch reported before, which is named; the slow rank.
+
+    What of the exchange is waiting is told as soon as other ranks' files have told it.
+    """
     text = f"mean step {format_seconds(summary.step_s)}"
     if previous is not None and previous.step_s > 0:
         change = summary.step_s / previous.step_s - 1
@@ -192,7 +195,11 @@ def _changed_lines(summary: EpochSummary, previous: EpochSummary | None, style: 
         text += f", {change * 100:+.1f} % against" if abs(change) >= 5e-4 else ", as in"
         text += f" epoch {previous.epoch + 1}"
         text += f" ({moved})" if moved else ""
-    return wrap_text(text, style, hang="  ") + rank_lines(summary.ranks, style, only_slow=True)
+    lines = wrap_text(text, style, hang="  ")
+    was_untold = previous is not None and previous.comm_total_s is None
+    if was_untold and summary.comm_total_s is not None:
+        lines += wrap_text(_exchange(summary), style, hang="  ")
+    return lines + rank_lines(summary.ranks, style, only_slow=True)
 
 
 def _news_lines(

@@ -97,6 +97,14 @@ def test_transfer_is_the_least_over_ranks_of_each_collective_brought_to_the_mean
     assert found.hidden_s == pytest.approx(0.25 * found.total_s)  # of the rank that speaks
 
 
+def test_a_later_report_tells_transfer_from_waiting_once_it_can_be_told():
+    young = epoch_summary(comm_total_s=None)
+    text = render_epoch(epoch_summary(3), repeat=True, previous=young)
+    assert "= transfer 0.4 + waiting for others 0.0;" in text
+    again = render_epoch(epoch_summary(4), repeat=True, previous=epoch_summary(3))
+    assert "waiting for others" not in again
+
+
 def test_report_of_one_process_says_nothing_of_an_exchange():
     one = epoch_summary(cluster=epoch_summary().cluster.with_num_gpus(1))
     assert "waiting for others" not in render_epoch(one)
