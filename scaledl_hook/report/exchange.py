@@ -13,7 +13,7 @@ from collections import defaultdict
 import msgspec
 
 from scaledl.records import CommEvent, EpochRecord, ProfileWindow, StepParts
-from scaledl.report.parts import EXPOSED, sum_text
+from scaledl.report.parts import EXPOSED, shown_parts
 from scaledl.report.ranks import behind_s
 from scaledl.units import format_bytes, format_fraction, format_seconds
 
@@ -93,13 +93,18 @@ def exchange_text(
     """
     exposed_s = parts.comm_exposed_s
     size = "" if num_bytes is None else f" ({format_bytes(num_bytes)})"
+    shown = shown_parts(parts)
+    exposed = float(shown.figures["comm_exposed_s"])
+    head = f"{EXPOSED} {shown.digits(exposed)} {shown.unit}"
     if transfer_s is None:
-        exposed = f"{EXPOSED} {format_seconds(exposed_s)}"
-        return f"{exposed}: transfer{size} and waiting for others, not told apart yet"
+        return f"{head}: transfer{size} and waiting for others, not told apart yet"
     shown_s = max(0.0, transfer_s - parts.comm_hidden_s)
     shown_s = min(shown_s, max(0.0, exposed_s - max(0.0, behind_s(ranks))))
-    split = {"transfer": shown_s, "waiting for others": exposed_s - shown_s}
-    text = sum_text(EXPOSED, split, step_s=parts.total_s)
+    transfer = min(exposed, float(shown.digits(shown_s * shown.factor)))
+    text = (
+        f"{head} = transfer {shown.digits(transfer)} + "
+        f"waiting for others {shown.digits(exposed - transfer)}"
+    )
     hidden = 1.0 - shown_s / transfer_s if transfer_s else 0.0
     return (
         f"{text}; whole transfer {format_seconds(transfer_s)}{size}, "

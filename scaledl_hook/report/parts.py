@@ -1,5 +1,7 @@
 """Where a step's time goes, in one line, and what of it changed between two epochs."""
 
+import msgspec
+
 from scaledl.records import StepParts
 from scaledl.report.text import decimals_by_doubt, split_sum, step_unit
 from scaledl.units import format_seconds
@@ -16,22 +18,35 @@ PART_NAMES = {
 }
 
 
-def sum_text(name: str, parts_s: dict[str, float], *, step_s: float) -> str:
-    """``name 14.1 ms = transfer 4.3 + ...``: the shown parts add up to the shown sum.
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures as printed, in one unit and with digits that fit the step: they add up as shown."""
 
-    Unit and digits are those of the step, ``step_s``, so that one figure reads alike in each sum.
-    """
-    unit, factor = step_unit([step_s])
-    decimals = decimals_by_doubt(step_s * factor, step_s * factor / 300, most=2)
-    shown = split_sum([value * factor for value in parts_s.values()], decimals)
-    terms = " + ".join(f"{part} {text}" for part, text in zip(parts_s, shown, strict=True))
-    return f"{name} {sum(map(float, shown)):.{decimals}f} {unit} = {terms}"
+    unit: str
+    factor: float
+    decimals: int
+    figures: dict[str, str]
+
+    def digits(self, value: float) -> str:
+        """A number of this unit with the digits of the others."""
+        return f"{value:.{self.decimals}f}"
+
+
+def shown_parts(parts: StepParts) -> Shown:
+    """The step's parts by their keys."""
+    unit, factor = step_unit([parts.total_s])
+    whole = parts.total_s * factor
+    decimals = decimals_by_doubt(whole, whole / 300, most=2)
+    figures = split_sum([getattr(parts, key) * factor for key in PART_NAMES], decimals)
+    named = dict(zip(PART_NAMES, figures, strict=True))
+    return Shown(unit=unit, factor=factor, decimals=decimals, figures=named)
 
 
 def render_parts(parts: StepParts, name: str = "mean step") -> str:
     """``mean step 215.4 ms = compute 206.0 + ...``: of steady steps, far-out ones left out."""
-    named = {name: getattr(parts, key) for key, name in PART_NAMES.items()}
-    return sum_text(name, named, step_s=parts.total_s)
+    shown = shown_parts(parts)
+    whole = shown.digits(sum(map(float, shown.figures.values())))
+    terms = " + ".join(f"{PART_NAMES[key]} {text}" for key, text in shown.figures.items())
+    return f"{name} {whole} {shown.unit} = {terms}"
 
 
 def changed_text(now: StepParts, before: StepParts) -> str:

@@ -244,16 +244,23 @@ def left_text(
         where = "as now" if row.num_gpus == now else f"on {row.num_gpus}"
         whole_s = row.remaining_s.mean + (phases_left_s or 0.0)
         parts.append(f"{about}{format_seconds(whole_s)} {where}")
-    holds = "training only"
-    if phases_left_s is not None:
-        holds = f"evaluation and the like {format_seconds(phases_left_s)}"
-    said = f"{', '.join(parts)} ({holds})."
+    said = ", ".join(parts) + _holds_text(known, phases_left_s) + "."
     if epochs_left is None:
         return f"time left: {said}"
     count = f"{epochs_left:.4g}"
     what = f"{count} {'epoch' if count == '1' else 'epochs'}"
     what = f"the whole run of {what}" if whole_run else f"{what} left"
     return f"{what}: {said}"
+
+
+def _holds_text(known: list[ScalingRow], phases_left_s: float | None) -> str:
+    """What the time left holds beside training steps, where that is worth a word."""
+    if phases_left_s is None:
+        return " (training only)"
+    most_s = max(row.remaining_s.mean for row in known if row.remaining_s is not None)
+    if phases_left_s < 0.01 * most_s:
+        return ""
+    return f" (evaluation and the like {format_seconds(phases_left_s)})"
 
 
 def _faster_than(best: ScalingRow, rows: list[ScalingRow]) -> list[ScalingRow]:
@@ -277,7 +284,7 @@ def coverage_text(report: ScalingReport) -> str:
 def foot_lines(style: Style, *, cpu_run: bool = False) -> list[str]:
     """What the printed fields mean."""
     text = (
-        f"step: mean optimizer step; speed: against now; eff.: per {words(cpu_run).one}, first row "
-        "100 %; ~: beyond 2x seen"
+        f"step: mean; speed: against now; eff.: per {words(cpu_run).one}, first row 100 %; "
+        "~: beyond 2x seen"
     )
     return [style.paint(line, "dim") for line in wrap_text(text, style, hang="  ")]

@@ -186,7 +186,7 @@ def test_unknown_numbers_are_na_not_zero():
     assert line.count("n/a") == 2
     summary = epoch_summary(overhead_fraction=None, comm_total_s=None, comm_bytes=None)
     text = render_epoch(summary)
-    assert "exposed comm. 400 us: transfer and waiting for others, not told apart yet" in text
+    assert "exposed comm. 0.4 ms: transfer and waiting for others, not told apart yet" in text
     assert "tracking cost n/a" in text
 
 
@@ -350,7 +350,7 @@ def test_layer_share_is_of_the_mean_sampled_step_which_is_named():
 def test_a_step_time_is_called_mean_or_median_wherever_it_is_printed():
     summary, report = epoch_summary(), scaling_report()
     assert "\nstep 215.4 ms" in render_epoch(summary, report)
-    assert "step: mean optimizer step" in render_epoch(summary, report)
+    assert "step: mean;" in render_epoch(summary, report)
     assert "\nmean step 215.4 ms" in render_epoch(summary)
     assert "\nmean step 215 ms" in render_epoch(summary, repeat=True)
     assert "mean step 215.4 ms" in render_show(LINE, INFO, measurement=BASE)
@@ -371,6 +371,8 @@ def test_time_left_says_that_it_is_of_training_only_or_holds_the_evaluation():
     later = render_epoch(epoch_summary(1), report, repeat=True, phases_left_s=3600.0)
     assert "5 h 20 min as now" in later
     assert "(training only)" in render_report(report, epochs_left=29, whole_run=True)
+    short = " ".join(render_epoch(summary, report, phases_left_s=2.0).split())
+    assert "about 1 h 28 min on 16." in short  # it is in it, and not worth a word
 
 
 def test_a_report_on_processes_never_says_gpu():

@@ -11,6 +11,7 @@ from samples import PARTS, epoch_record, epoch_summary, profile_window
 from scaledl.records import CommEvent, ProfileWindow, StepParts
 from scaledl.report.console import render_epoch
 from scaledl.report.exchange import exchange_text, transfer_of
+from scaledl.report.parts import render_parts
 from scaledl.report.ranks import behind_s
 
 ms = st.floats(0.0, 0.5)
@@ -54,6 +55,16 @@ def test_shown_transfer_and_waiting_add_up_to_the_shown_exposed_communication(
     total, transfer, waiting = shown(exchange_text(parts, transfer_s, 2**20, ranks))
     assert transfer + waiting == pytest.approx(total)
     assert min(transfer, waiting) >= 0
+
+
+@given(st.lists(st.floats(0.0, 0.3), min_size=4, max_size=4), st.floats(0.0, 0.3))
+def test_exposed_communication_reads_alike_as_part_of_the_step_and_as_a_sum(rest_s, exposed_s):
+    names = ("compute_s", "input_wait_s", "optimizer_s", "other_s")
+    parts = StepParts(comm_exposed_s=exposed_s, **dict(zip(names, rest_s, strict=True)))
+    of_step = re.search(r"exposed comm\. ([0-9.]+) ", render_parts(parts))
+    assert of_step is not None
+    for transfer_s in (None, exposed_s / 3):
+        assert exchange_text(parts, transfer_s, None, ()).split()[2].rstrip(":") == of_step[1]
 
 
 def test_exposed_communication_beyond_the_transfer_is_called_waiting():
