@@ -1,9 +1,14 @@
 """What evaluation will take in the rest of a run."""
 
+import time
+
 import msgspec
 import pytest
+import torch
 from samples import NOW_S, epoch_record
+from training import make_loader, make_model
 
+import scaledl
 from scaledl.records import EpochRecord, PhaseRecord
 from scaledl.report.left import PhaseTimes
 
@@ -56,3 +61,23 @@ def test_what_precedes_the_first_epoch_and_a_pause_of_the_user_do_not_return():
     times = PhaseTimes()
     times.add(epoch(0), (phase(NOW_S - 560), phase(NOW_S - 60, kind="paused")))
     assert times.left_s(3) is None
+
+
+def test_reports_of_a_run_hold_the_evaluation_that_was_seen(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("scaledl.reporter.REPORT_SHARE", 1e9)  # a report after each epoch
+    model = make_model()
+    loader = make_loader(10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with scaledl.track(model, epochs=4, run_dir=tmp_path) as run:
+        for _ in range(4):
+            for x, y in loader:
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            with run.phase("eval"):
+                time.sleep(0.3)
+    said = " ".join(capfd.readouterr().err.split())
+    for left in (3, 2):
+        text = said[said.index(f"{left} epochs left") :]
+        assert text[: text.index(")")].count("(evaluation and the like") == 1
+    assert "against epoch 1" in said
