@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from scaledl.records import (
     EpochSummary,
     Eta,
@@ -14,6 +16,7 @@ from scaledl.records import (
 )
 from scaledl.report import live
 from scaledl.report.console import render_end, render_epoch
+from scaledl.report.exchange import Transfer
 from scaledl.speaker import Speaker
 
 LEARNING_STEPS = 20  # until then a number is not earned and the line says "learning"
@@ -82,7 +85,12 @@ class Narrator:
             )
         )
 
-    def epoch(self, summary: EpochSummary, report: ScalingReport | None) -> None:
+    def epoch(
+        self,
+        summary: EpochSummary,
+        report: ScalingReport | None,
+        phases_left_s: float | None = None,
+    ) -> None:
         """Print an epoch's report: whole the first time, later what changed."""
         speaker = self._speaker
         text = render_epoch(
@@ -94,6 +102,7 @@ class Narrator:
             repeat=self._summary is not None,
             previous=self._summary,
             previous_report=self._report,
+            phases_left_s=phases_left_s,
         )
         speaker.block(text)
         self._summary = summary
@@ -109,6 +118,7 @@ class Narrator:
         energy_j: float | None,
         energy_of: tuple[int, int],
         cost_usd: float | None,
+        cpu_run: bool,
     ) -> None:
         """The last words."""
         speaker = self._speaker
@@ -126,6 +136,7 @@ class Narrator:
                 energy_j=energy_j,
                 energy_of=energy_of,
                 cost_usd=cost_usd,
+                cpu_run=cpu_run,
                 width=min(speaker.width, 100),
                 unicode=speaker.unicode,
                 color=speaker.color,
@@ -144,9 +155,13 @@ def summarise_epoch(
     ended_s: float,
     phases: Sequence[PhaseRecord],
     num_steps: int,
+    transfer: Transfer | None = None,
     **more: object,
 ) -> EpochSummary:
-    """The heading of an epoch's report. ``phases``: all since the epoch before it closed."""
+    """The heading of an epoch's report. ``phases``: all since the epoch before it closed.
+
+    ``transfer`` is that of a step's collectives, hidden part and all.
+    """
     begins_s = ended_s - duration_s
     inside = [p for p in phases if p.at_s >= begins_s]
     eval_s = sum(p.duration_s for p in inside if p.kind == "eval")
@@ -163,6 +178,9 @@ def summarise_epoch(
         cluster=measured.cluster,
         plan=measured.plan,
         step_s=measured.step_s,
-        parts=measured.parts,
+        parts=msgspec.structs.replace(
+            measured.parts, comm_hidden_s=0.0 if transfer is None else transfer.hidden_s
+        ),
+        comm_total_s=None if transfer is None else transfer.total_s,
         **more,  # type: ignore[arg-type]
     )

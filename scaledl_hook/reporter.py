@@ -3,8 +3,6 @@
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
 from scaledl.journal import Journal
@@ -15,16 +13,21 @@ from scaledl.records import (
     Measurement,
     ParallelPlan,
     PhaseRecord,
+    ProfileWindow,
     RunEnd,
     ScalingReport,
     ScalingRow,
 )
+from scaledl.report.exchange import transfer_of
+from scaledl.report.left import PhaseTimes
 from scaledl.report.scaling import audit_text
 from scaledl.store import read_tail
 
 # A report costs milliseconds; with very short epochs only so many of them are made.
 REPORT_SHARE = 0.003
 _MAX_RANKS_READ = 64
+# Of the ends of the other ranks' files so much is read in all, and at least so much of each.
+_READ_BYTES, _LEAST_READ_BYTES = 2**20, 2**15
 
 
 class Reporter:
@@ -58,6 +61,8 @@ class Reporter:
         self._cost_s = 0.0
         self._last_s = time.perf_counter()
         self._ranks: tuple[EpochRecord, ...] = ()
+        self._peer_windows: dict[tuple[int, int], ProfileWindow] = {}
+        self._phase_times = PhaseTimes()
         self._left_out: tuple[EpochRecord, tuple[PhaseRecord, ...]] | None = None
 
     def epoch_ended(
@@ -70,6 +75,7 @@ class Reporter:
         is_last: bool,
     ) -> None:
         """Report ``epoch``, or keep it for later where reports would cost too much."""
+        self._phase_times.add(epoch, phases)
         since_s = time.perf_counter() - self._last_s
         if self._cost_s and not is_last and since_s * REPORT_SHARE < self._cost_s:
             self._left_out = (epoch, tuple(phases))
@@ -110,17 +116,17 @@ class Reporter:
                 self._journal.write(note)
         epochs = self._config.epochs
         progress = clock.progress(epochs, self._config.total_steps)
+        left = epochs_left(progress)
         report = self._outlook.report(
             measured,
             run_id=run_id,
             steps_per_epoch=epoch.num_steps if epoch.complete else clock.steps_per_epoch,
-            remaining_epochs=epochs_left(progress),
+            remaining_epochs=left,
             epoch=epoch.epoch,
         )
         self.rows = report.rows
         self._journal.write(measured)
         self._journal.write(report)
-        comm_s = [sum(e.duration_s for e in w.comm) for w in self._outlook.windows if w.comm]
         summary = summarise_epoch(
             measured,
             run=run_id,
@@ -132,7 +138,9 @@ class Reporter:
             phases=phases,
             num_steps=epoch.num_steps,
             ranks=ranks,
-            comm_total_s=float(np.median(comm_s)) if comm_s else None,
+            transfer=transfer_of(
+                (*self._outlook.windows, *self._peer_windows.values()), measured.step_s
+            ),
             comm_bytes=sum(plan.bucket_bytes) or None,
             overhead_fraction=overhead_fraction,
             power_w=sampler.power_w,
@@ -140,7 +148,8 @@ class Reporter:
             cpu_run=self._capture.environment.is_cpu,
             **self._rates(measured, report),
         )
-        self._narrator.epoch(summary, report)
+        phases_left_s = None if left is None else self._phase_times.left_s(left)
+        self._narrator.epoch(summary, report, phases_left_s)
         self._outlook.end_epoch()
         self._last_s = time.perf_counter()
         self._cost_s = self._last_s - begin_s
@@ -160,6 +169,7 @@ class Reporter:
             energy_j=_energy_j(ranks) if ranks else self._capture.sampler.energy_j,
             energy_of=(sum(r.energy_j is not None for r in ranks) or 1, cluster.num_gpus),
             cost_usd=None if price is None else price * gpu_hours,
+            cpu_run=self._capture.environment.is_cpu,
         )
 
     def _rates(self, measured: Measurement, report: ScalingReport) -> dict[str, float | None]:
@@ -174,20 +184,27 @@ class Reporter:
     def _ranks_of(self, epoch: EpochRecord) -> tuple[EpochRecord, ...]:
         """This epoch's records of all ranks whose files are there already, ours included.
 
-        A rank that is a little behind has only its last epoch's record there; it will do.
+        A rank that is a little behind has only its last epoch's record there; it will do. Their
+        profiled steps are kept too: with ours they tell transfer from waiting.
         """
         folder = self._journal.folder
         found = {epoch.rank: epoch}
-        for rank in range(min(self._capture.environment.world_size, _MAX_RANKS_READ)):
+        num_ranks = min(self._capture.environment.world_size, _MAX_RANKS_READ)
+        own = {window.step for window in self._outlook.windows if window.comm}
+        kept = {key: w for key, w in self._peer_windows.items() if w.step in own}
+        for rank in range(num_ranks):
             if rank == epoch.rank or folder is None:
                 continue
             try:
-                lines = read_tail(folder, rank, 2**15)
+                lines = read_tail(folder, rank, max(_READ_BYTES // num_ranks, _LEAST_READ_BYTES))
             except Exception:  # not there yet, or on another node's disk
                 continue
             for line in lines:
                 if isinstance(line, EpochRecord) and epoch.epoch - line.epoch in (0, 1):
                     found[rank] = line
+                elif isinstance(line, ProfileWindow) and line.step in own and line.comm:
+                    kept[rank, line.step] = line
+        self._peer_windows = kept
         return tuple(found[rank] for rank in sorted(found))
 
 

@@ -38,15 +38,35 @@ def format_seconds(value_s: float | None) -> str:
 
 
 LATEST_S = 253402300799.0  # the end of 9999, as far as calendars of four digits go
+# A rounding that hides nothing: the largest of these that the doubt is at least as wide as.
+_GRIDS_S = (1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 21600.0, 86400.0)
 
 
-def format_clock(at_s: float, now_s: float) -> str:
+def format_about(value_s: float, half_width_s: float) -> str:
+    """A duration with no more digits than its doubt allows, in whole seconds at the finest.
+
+    >>> format_about(15030, 750), format_about(15030, 4000), format_about(33.7, 6)
+    ('4 h 10 min', '4 h', '35 s')
+    """
+    if not math.isfinite(value_s):
+        return "n/a"
+    if value_s < 1.0:
+        return "under 1 s"
+    grid_s = max((g for g in _GRIDS_S if g <= min(half_width_s, value_s)), default=1.0)
+    text = format_seconds(max(1, math.floor(value_s / grid_s + 0.5)) * grid_s)
+    if grid_s >= 3600.0:
+        text = text.removesuffix(" 00 min").removesuffix(" 0 h")
+    return text.replace(".0 s", " s").replace(".0 min", " min")
+
+
+def format_clock(at_s: float, now_s: float, *, seconds: bool = False) -> str:
     """Local time of day, with the date once it is not today: ``14:05`` or ``Dec 03 14:05``."""
     if not at_s <= LATEST_S:
         return "after 9999"
     at, now = time.localtime(at_s), time.localtime(now_s)
     same_day = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
-    return time.strftime("%H:%M" if same_day else "%b %d %H:%M", at)
+    hours = "%H:%M:%S" if seconds else "%H:%M"
+    return time.strftime(hours if same_day else f"%b %d {hours}", at)
 
 
 def format_bytes(value_bytes: float | None) -> str:
@@ -146,7 +166,7 @@ MOST_COUNTS = 256
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """GPU counts from ``1,2,4`` and doubling ranges ``8-64``, sorted and without repeats.
+    """Counts from ``1,2,4`` and doubling ranges ``8-64``, sorted and without repeats.
 
     >>> parse_counts("1,2,8-64")
     (1, 2, 8, 16, 32, 64)

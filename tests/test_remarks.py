@@ -169,6 +169,6 @@ def test_a_keyboard_interrupt_is_recorded_as_one_and_other_errors_as_errors(tmp_
     assert states == {
         KeyboardInterrupt: "interrupted",
         RuntimeError: "error",
-        SystemExit: "error",
+        SystemExit: "finished",  # without a code it is a wanted end
         None: "finished",
     }

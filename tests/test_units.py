@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from scaledl.errors import UsageError
 from scaledl.units import (
+    format_about,
     format_bytes,
     format_clock,
     format_count,
@@ -42,6 +43,35 @@ from scaledl.units import (
 )
 def test_seconds(value, text):
     assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "half_width", "text"),
+    [
+        (15030, 750, "4 h 10 min"),
+        (15030, 4000, "4 h"),
+        (33.7, 6, "35 s"),
+        (33.7, 0.1, "34 s"),
+        (5.2, 0.0, "5 s"),
+        (300, 75, "5 min"),
+        (190_000, 90_000, "2 d"),
+        (0.4, 0.1, "under 1 s"),
+        (0.0, 0.0, "under 1 s"),
+        (float("nan"), 1.0, "n/a"),
+    ],
+)
+def test_a_time_left_has_the_digits_that_its_doubt_allows(value, half_width, text):
+    assert format_about(value, half_width) == text
+
+
+@given(st.floats(1.0, 1e7), st.floats(0.0, 1e7))
+def test_rounding_a_time_left_moves_it_by_no_more_than_its_doubt(value, half_width):
+    text = format_about(value, half_width)
+    unit_s = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    numbers, units = text.split()[::2], text.split()[1::2]
+    shown_s = sum(float(n) * unit_s[u] for n, u in zip(numbers, units, strict=True))
+    printed = (0.05 if "." in numbers[-1] else 0.5) * unit_s[units[-1]]
+    assert abs(shown_s - value) <= max(0.5, half_width / 2) + max(0.5, printed) + 1e-6
 
 
 @pytest.mark.parametrize(

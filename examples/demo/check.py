@@ -9,6 +9,7 @@ from scaledl.records import Eta
 from scaledl.store import read_lines
 
 WATCH_POINTS = (0.25, 0.5)
+CLOSE = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,14 @@ class EtaCheck:
     @property
     def inside(self) -> bool:
         return self.true_s in self.forecast_s
+
+    @property
+    def error_fraction(self) -> float:
+        return self.forecast_s.mean / self.true_s - 1
+
+    @property
+    def naive_error_fraction(self) -> float:
+        return self.naive_s / self.true_s - 1
 
 
 def usual_step_s(run: scaledl.PastRun) -> float:
@@ -104,7 +113,7 @@ def check_etas(model: str, run: scaledl.PastRun) -> list[EtaCheck]:
 
 
 def render_steps(checks: Sequence[StepCheck]) -> str:
-    """A row for each forecast step; ``hold`` is the naive guess."""
+    """A row for each forecast step, what ``error`` and ``hold`` mean, and a summary."""
     lines = [
         "model    watched at   asked   forecast (90 % interval)   measured   inside    error   hold"
     ]
@@ -116,11 +125,30 @@ def render_steps(checks: Sequence[StepCheck]) -> str:
             f"{check.measured_s * 1e3:>8.1f} ms {'yes' if check.inside else 'no':>8}"
             f" {check.error_fraction:>+8.1%} {check.hold_error_fraction:>+6.0%}"
         )
-    return "\n".join(lines)
+    inside = sum(check.inside for check in checks)
+    close = sum(abs(check.error_fraction) <= CLOSE for check in checks)
+    errors = [check.error_fraction for check in checks]
+    hold = [check.hold_error_fraction for check in checks]
+    return "\n".join(
+        [
+            *lines,
+            "error: forecast over measured, less 1; hold: the same for a guess without scaledl,",
+            "that the step stays as long as it was in the watched run",
+            f"{inside} of {len(checks)} measured steps lie in their 90 % interval; "
+            f"{close} of {len(checks)} forecasts are within {CLOSE * 100:.0f} %",
+            _mean_errors(errors, hold, "hold"),
+        ]
+    )
+
+
+def _mean_errors(ours: Sequence[float], theirs: Sequence[float], name: str) -> str:
+    """``mean size of the error 5 %, of hold 20 %``."""
+    own, other = (statistics.fmean(map(abs, errors)) for errors in (ours, theirs))
+    return f"mean size of the error {own * 100:.0f} %, of {name} {other * 100:.0f} %"
 
 
 def render_etas(checks: Sequence[EtaCheck]) -> str:
-    """A row for each watch point; the errors are in percent of the true time left."""
+    """A row for each watch point, what ``error`` and ``naive`` mean, and a summary."""
     if not checks:
         return "no ETA was recorded: the runs were too short"
     lines = [
@@ -132,6 +160,17 @@ def render_etas(checks: Sequence[EtaCheck]) -> str:
         lines.append(
             f"{check.model:<8} {check.num_gpus:>9} {check.done_fraction:>6.0%}   {interval:<25}"
             f"{check.true_s:>9.1f} s {'yes' if check.inside else 'no':>8}"
-            f" {f.mean / check.true_s - 1:>+8.1%} {check.naive_s / check.true_s - 1:>+7.1%}"
+            f" {check.error_fraction:>+8.1%} {check.naive_error_fraction:>+7.1%}"
         )
-    return "\n".join(lines)
+    inside = sum(check.inside for check in checks)
+    errors = [check.error_fraction for check in checks]
+    naive = [check.naive_error_fraction for check in checks]
+    return "\n".join(
+        [
+            *lines,
+            "error: forecast over true, less 1; naive: the same for a guess without scaledl,",
+            "that the rest goes on at the pace so far, start-up and all",
+            f"{inside} of {len(checks)} times left lie in their 90 % interval; "
+            + _mean_errors(errors, naive, "naive"),
+        ]
+    )

@@ -66,7 +66,7 @@ def main() -> None:
     val_loader = DataLoader(val_set, batch_size=64)
 
     net = DigitsNet() if args.model == "digits" else ByteGPT()
-    model = DistributedDataParallel(net.to(device))
+    model = DistributedDataParallel(net.to(device))  # evaluated too: what is tracked is seen
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     with scaledl.track(model, epochs=epochs, gpus=args.gpus):
@@ -77,7 +77,7 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            val_loss = evaluate(net, val_loader, device)
+            val_loss = evaluate(model, val_loader, device)
             if dist.get_rank() == 0:
                 print(f"epoch {epoch + 1}/{epochs}: validation loss {val_loss:.3f}", flush=True)
 

@@ -4,10 +4,9 @@ Every renderer takes records plus width, unicode and colour, and returns text wi
 newline; it never prints. Epochs count from 0 in records and from 1 in text.
 """
 
-import statistics
-
-from scaledl.records import EpochRecord, EpochSummary, Eta, RunEnd, ScalingReport, StepParts
-from scaledl.report.layers import render_comm, render_layers, render_parts
+from scaledl.records import EpochSummary, Eta, RunEnd, ScalingReport
+from scaledl.report.exchange import exchange_text
+from scaledl.report.layers import render_comm, render_layers
 from scaledl.report.lists import (
     Check,
     RunLine,
@@ -17,7 +16,9 @@ from scaledl.report.lists import (
     render_show,
     where_text,
 )
-from scaledl.report.text import Style, safe_text, two_ends, wrap_text
+from scaledl.report.parts import changed_text, render_parts
+from scaledl.report.ranks import rank_lines
+from scaledl.report.text import Style, safe_text, two_ends, words, wrap_text
 from scaledl.report.whatif_text import (
     MAX_LINES,
     advice_lines,
@@ -28,7 +29,6 @@ from scaledl.report.whatif_text import (
     whatif_lines,
 )
 from scaledl.units import (
-    format_bytes,
     format_count,
     format_energy,
     format_fraction,
@@ -51,11 +51,6 @@ __all__ = [
     "render_show",
 ]
 
-# A rank is called slow when its own work takes this much longer than the median rank's.
-SLOW_RANK_FRACTION = 0.1
-# In later epochs a part is mentioned when it moved by more than this share of the step.
-CHANGED_FRACTION = 0.05
-
 
 def render_epoch(
     summary: EpochSummary,
@@ -67,6 +62,7 @@ def render_epoch(
     repeat: bool = False,
     previous: EpochSummary | None = None,
     previous_report: ScalingReport | None = None,
+    phases_left_s: float | None = None,
     audit: str = "",
 ) -> str:
     """The report at an epoch's end, at most 30 lines.
@@ -78,25 +74,34 @@ def render_epoch(
         unicode: Whether marks may be unicode.
         color: Whether ANSI colour may be used.
         repeat: A later epoch: only the heading, what changed, and the advice if it changed.
-        previous: The epoch before, for what changed.
+        previous: The epoch reported before, for what changed.
         previous_report: The report before, for whether the advice changed.
+        phases_left_s: What evaluation and other phases will take in the rest; ``None``: unknown.
         audit: One line on how an earlier forecast turned out.
     """
     style = Style(width=width, unicode=unicode, color=color)
     head = [*_heading(summary, style)]
     if repeat:
-        return "\n".join(_repeat_lines(head, summary, report, previous, previous_report, style))
-    head += wrap_text(render_parts(summary.parts), style, hang="  ")
+        head += _changed_lines(summary, previous, style)
+        if report is not None:
+            head += _news_lines(summary, report, previous_report, phases_left_s, style)
+        return "\n".join(head)
+    name = "mean step" if report is None else "step"  # the report's foot says that it is the mean
+    head += wrap_text(render_parts(summary.parts, name), style, hang="  ")
     head += _comm_lines(summary, style) + rank_lines(summary.ranks, style)
     if audit:
         head += wrap_text(audit, style, hang="  ")
     if report is None:
         return "\n".join(head)
-    return "\n".join(_fit_screen(head, summary, report, style))
+    return "\n".join(_fit_screen(head, summary, report, phases_left_s, style))
 
 
 def _fit_screen(
-    head: list[str], summary: EpochSummary, report: ScalingReport, style: Style
+    head: list[str],
+    summary: EpochSummary,
+    report: ScalingReport,
+    phases_left_s: float | None,
+    style: Style,
 ) -> list[str]:
     """Head, table, chart and advice within one screen.
 
@@ -106,7 +111,15 @@ def _fit_screen(
     chart = chart_lines(report, style)
     hint = f" More: scaledl show {safe_text(summary.run, style, 60)}"
     noted, short = (
-        advice_lines(report, style, with_notes=with_notes, run_hint=hint) + foot_lines(style)
+        advice_lines(
+            report,
+            style,
+            cpu_run=summary.cpu_run,
+            phases_left_s=phases_left_s,
+            with_notes=with_notes,
+            run_hint=hint,
+        )
+        + foot_lines(style, cpu_run=summary.cpu_run)
         for with_notes in (True, False)
     )
     for layout in (
@@ -138,108 +151,65 @@ def _heading(summary: EpochSummary, style: Style) -> list[str]:
     return [style.paint(lines[0], "bold"), *lines[1:]]
 
 
+def _exchange(summary: EpochSummary) -> str:
+    return exchange_text(summary.parts, summary.comm_total_s, summary.comm_bytes, summary.ranks)
+
+
 def _comm_lines(summary: EpochSummary, style: Style) -> list[str]:
-    said = []
-    if summary.cluster.num_gpus > 1:
-        total_s, exposed_s = summary.comm_total_s, summary.parts.comm_exposed_s
-        size = "" if summary.comm_bytes is None else f" for {format_bytes(summary.comm_bytes)}"
-        text = f"communication {format_seconds(total_s)}{size}"
-        if total_s:
-            hidden = max(0.0, 1.0 - exposed_s / total_s)
-            text += f", {format_fraction(hidden)} hidden behind backward"
-        said.append(text)
+    said = [_exchange(summary)] if summary.cluster.num_gpus > 1 else []
     if summary.power_w is not None:
         said.append(f"power {summary.power_w:.0f} W each")
     if summary.energy_j is not None:
         seen = sum(r.energy_j is not None for r in summary.ranks) or 1
-        said.append(_energy_text(summary.energy_j, seen, summary.cluster.num_gpus))
+        of = (seen, summary.cluster.num_gpus)
+        said.append(_energy_text(summary.energy_j, *of, cpu_run=summary.cpu_run))
     rates = [(summary.samples_per_s, "samples/s"), (summary.tokens_per_s, "tokens/s")]
     said += [f"{format_count(rate)} {unit}" for rate, unit in rates if rate is not None]
     said.append(f"tracking cost {format_fraction(summary.overhead_fraction)} of the time")
     return wrap_text("; ".join(said), style, hang="  ")
 
 
-def _energy_text(energy_j: float, num_seen: int, num_gpus: int) -> str:
+def _energy_text(energy_j: float, num_seen: int, num_gpus: int, *, cpu_run: bool) -> str:
     """Energy with the devices it is the sum over, so that nobody multiplies or halves it."""
     of = f"all {num_gpus}" if num_seen == num_gpus else f"{num_seen} of {num_gpus}"
-    where = "" if num_gpus == 1 else f" ({of} GPUs)"
+    where = "" if num_gpus == 1 else f" ({of} {words(cpu_run).many})"
     return f"energy {format_energy(energy_j)}{where}"
 
 
-def rank_lines(
-    ranks: tuple[EpochRecord, ...], style: Style, *, only_slow: bool = False
-) -> list[str]:
-    """Spread of the ranks' own work, and the slow rank by name.
+def _changed_lines(summary: EpochSummary, previous: EpochSummary | None, style: Style) -> list[str]:
+    """The step against that of the epoch reported before, which is named; the slow rank.
 
-    A rank's whole step says nothing: the all-reduce makes all ranks wait for the slowest. Its own
-    work (step less waiting) does.
+    What of the exchange is waiting is told as soon as other ranks' files have told it.
     """
-    own = {r.rank: r.own_p50_s for r in ranks if r.own_p50_s is not None}
-    if len(own) < 2:
-        return []
-    middle = statistics.median(own.values())
-    spread = f"{format_seconds(min(own.values()))} to {format_seconds(max(own.values()))}"
-    text = f"own work of {len(own)} ranks {spread}, median {format_seconds(middle)}"
-    slow = sorted(
-        (r for r, v in own.items() if v > (1 + SLOW_RANK_FRACTION) * middle),
-        key=lambda r: -own[r],
-    )
-    # Of two ranks the median lies between them, so the slow one is compared with the other.
-    if len(own) == 2 and max(own.values()) > (1 + SLOW_RANK_FRACTION) * min(own.values()):
-        slow = [max(own, key=lambda r: own[r])]
-        middle = min(own.values())
-    if not slow:
-        return [] if only_slow else wrap_text(text, style, hang="  ")
-    named = ", ".join(f"rank {r} (+{(own[r] / middle - 1) * 100:.0f} %)" for r in slow[:3])
-    more = f" and {len(slow) - 3} more" if len(slow) > 3 else ""
-    lines = wrap_text(f"{text}; slow: {named}{more}, others wait", style, hang="  ")
-    return [style.paint(line, "yellow") for line in lines]
-
-
-_PART_NAMES = (
-    ("compute_s", "compute"),
-    ("comm_exposed_s", "exposed comm."),
-    ("input_wait_s", "input wait"),
-    ("optimizer_s", "optimizer"),
-    ("other_s", "other"),
-)
-
-
-def changed_text(now: StepParts, before: StepParts) -> str:
-    """Which parts of the step moved by more than 5 % of the step: ``input wait 31 ms to 4 ms``."""
-    moved = []
-    for field, name in _PART_NAMES:
-        was_s, is_s = getattr(before, field), getattr(now, field)
-        if abs(is_s - was_s) > CHANGED_FRACTION * before.total_s:
-            moved.append(f"{name} {format_seconds(was_s)} to {format_seconds(is_s)}")
-    return ", ".join(moved)
-
-
-def _repeat_lines(
-    head: list[str],
-    summary: EpochSummary,
-    report: ScalingReport | None,
-    previous: EpochSummary | None,
-    previous_report: ScalingReport | None,
-    style: Style,
-) -> list[str]:
-    text = f"step {format_seconds(summary.step_s)}"
+    text = f"mean step {format_seconds(summary.step_s)}"
     if previous is not None and previous.step_s > 0:
         change = summary.step_s / previous.step_s - 1
         moved = changed_text(summary.parts, previous.parts)
         text += f", {change * 100:+.1f} % against" if abs(change) >= 5e-4 else ", as in"
-        text += " the epoch before"
+        text += f" epoch {previous.epoch + 1}"
         text += f" ({moved})" if moved else ""
-    lines = [*head, *wrap_text(text, style, hang="  ")]
-    lines += rank_lines(summary.ranks, style, only_slow=True)
-    if report is None:
-        return lines
+    lines = wrap_text(text, style, hang="  ")
+    was_untold = previous is not None and previous.comm_total_s is None
+    if was_untold and summary.comm_total_s is not None:
+        lines += wrap_text(_exchange(summary), style, hang="  ")
+    return lines + rank_lines(summary.ranks, style, only_slow=True)
+
+
+def _news_lines(
+    summary: EpochSummary,
+    report: ScalingReport,
+    previous_report: ScalingReport | None,
+    phases_left_s: float | None,
+    style: Style,
+) -> list[str]:
+    """The advice if it changed, and the time left."""
+    lines: list[str] = []
     advice = report.recommendation
     told = previous_report.recommendation if previous_report is not None else None
     if advice is not None and (told is None or told.num_gpus != advice.num_gpus):
         was = "" if told is None else f" (was {told.num_gpus})"
         lines += wrap_text(f"{style.mark('advised')} {advice.text}{was}", style, hang="  ")
-    left = left_text(report)
+    left = left_text(report, phases_left_s=phases_left_s)
     return [*lines, *(wrap_text(left, style, indent="  ") if left else [])]
 
 
@@ -254,6 +224,7 @@ def render_end(
     energy_j: float | None = None,
     energy_of: tuple[int, int] = (1, 1),
     cost_usd: float | None = None,
+    cpu_run: bool = False,
     width: int = 96,
     unicode: bool = True,
     color: bool = False,
@@ -270,6 +241,7 @@ def render_end(
         energy_j: Energy of the run, where known.
         energy_of: How many devices it is the sum over, and how many there are.
         cost_usd: Price of the run, where known.
+        cpu_run: Whether the ranks are CPU processes.
         width: Columns of the stream.
         unicode: Whether marks may be unicode.
         color: Whether ANSI colour may be used.
@@ -282,7 +254,8 @@ def render_end(
         "exception": "ended by an error",
     }
     said = [f"scaledl  {how[end.outcome]}: {num_steps} steps in {format_seconds(duration_s)}"]
-    said += [_energy_text(energy_j, *energy_of)] if energy_j is not None else []
+    if energy_j is not None:
+        said.append(_energy_text(energy_j, *energy_of, cpu_run=cpu_run))
     said += [format_usd(cost_usd)] if cost_usd is not None else []
     if end.overhead_fraction is not None:
         said.append(f"tracking cost {format_fraction(end.overhead_fraction)}")

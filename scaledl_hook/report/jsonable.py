@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from scaledl.records import Interval, ScalingReport, ScalingRow
-from scaledl.report.scaling import CAUSE_TEXT, CAVEAT_TEXT
+from scaledl.report.scaling import cause_text, caveat_text
 
 REPORT_SCHEMA = "scaledl.report/1"
 
@@ -29,7 +29,7 @@ def _interval(value: Interval | None) -> dict[str, float] | None:
     return None if value is None else {"mean": value.mean, "low": value.low, "high": value.high}
 
 
-def _row(row: ScalingRow) -> dict[str, Any]:
+def _row(row: ScalingRow, *, cpu_run: bool) -> dict[str, Any]:
     parts = row.parts_s
     return {
         "num_gpus": row.num_gpus,
@@ -55,7 +55,7 @@ def _row(row: ScalingRow) -> dict[str, Any]:
         "energy_j": row.energy_j,
         "gpu_hours": row.gpu_hours,
         "limited_by": row.limited_by,
-        "limited_by_text": CAUSE_TEXT[row.limited_by],
+        "limited_by_text": cause_text(row.limited_by, cpu_run=cpu_run),
         "limited_fraction": row.limited_fraction,
         "caveats": list(row.caveats),
     }
@@ -64,6 +64,7 @@ def _row(row: ScalingRow) -> dict[str, Any]:
 def report_to_dict(report: ScalingReport) -> dict[str, Any]:
     """The report under the schema ``scaledl.report/1``."""
     advice = report.recommendation
+    cpu_run = "host-shared" in report.caveats  # of every report on several CPU processes
     return {
         "schema": REPORT_SCHEMA,
         "made_at": iso_time(report.made_at),
@@ -74,10 +75,10 @@ def report_to_dict(report: ScalingReport) -> dict[str, Any]:
         "level": report.level,
         "coverage": msgspec.to_builtins(report.coverage),
         "measured_index": report.measured_index,
-        "rows": [_row(row) for row in report.rows],
+        "rows": [_row(row, cpu_run=cpu_run) for row in report.rows],
         "recommendation": None if advice is None else msgspec.to_builtins(advice),
         "caveats": list(report.caveats),
-        "caveat_texts": {key: CAVEAT_TEXT.get(key, key) for key in report.caveats},
+        "caveat_texts": {key: caveat_text(key, cpu_run=cpu_run) for key in report.caveats},
         "model_version": report.model_version,
     }
 

@@ -1,21 +1,13 @@
-"""Where the step's time goes: by part, by layer, by collective."""
+"""Where the step's time goes: by layer, by collective."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
 
-from scaledl.records import CommEvent, LayerGraph, LayerTiming, ProfileWindow, StepParts
-from scaledl.report.text import (
-    Column,
-    Style,
-    decimals_by_doubt,
-    safe_text,
-    split_sum,
-    step_unit,
-    table_lines,
-    wrap_text,
-)
+from scaledl.records import CommEvent, LayerGraph, LayerTiming, ProfileWindow
+from scaledl.report.exchange import same_collectives
+from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
 from scaledl.units import format_bytes, format_fraction, format_seconds
 
 OUTSIDE = "outside_layers"
@@ -34,7 +26,11 @@ class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of collectives. ``transfer_s`` is the minimum over ranks: the rest is waiting."""
+    """One class of collectives, means over its calls.
+
+    ``transfer_s`` is the minimum over ranks, ``waiting_s`` what a rank's call took beyond it: both
+    are of the calls that several ranks recorded, and then so is ``duration_s``, their sum.
+    """
 
     op: str
     group_size: int
@@ -43,24 +39,8 @@ class CommRow(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_step: float
     duration_s: float
     transfer_s: float | None
+    waiting_s: float | None
     exposed_s: float | None
-
-
-def render_parts(parts: StepParts) -> str:
-    """``step 215.4 ms = compute 206.0 + ...``: the shown numbers add up to the shown step."""
-    total_s = parts.total_s
-    unit, factor = step_unit([total_s])
-    decimals = decimals_by_doubt(total_s * factor, total_s * factor / 300, most=2)
-    named = {
-        "compute": parts.compute_s,
-        "exposed comm.": parts.comm_exposed_s,
-        "input wait": parts.input_wait_s,
-        "optimizer": parts.optimizer_s,
-        "other": parts.other_s,
-    }
-    shown = split_sum([value * factor for value in named.values()], decimals)
-    terms = " + ".join(f"{name} {text}" for name, text in zip(named, shown, strict=True))
-    return f"step {sum(map(float, shown)):.{decimals}f} {unit} = {terms}"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -137,9 +117,12 @@ def render_layers(
     cells = [_layer_cells(row, style, flop_factor) for row in shown]
     head, *body = table_lines(columns, cells, style)
     count = f"{len(windows)} sampled step{'' if len(windows) == 1 else 's'}"
+    num_ranks = len({window.rank for window in windows})
+    count += f" on {num_ranks} ranks" if num_ranks > 1 else ""
+    step = format_seconds(_mean(window.step_s for window in windows))
     foot = (
-        f"mean of {count}; share: of the whole step; {flop_unit}: one micro-batch, both passes; "
-        "n/a: not seen"
+        f"means over {count}; share: of their mean step, {step}; {flop_unit}: one "
+        "micro-batch, both passes; n/a: not seen"
     )
     lines = [style.paint(head, "bold"), *body]
     lines += [style.paint(line, "dim") for line in wrap_text(foot, style, hang="  ")]
@@ -185,44 +168,35 @@ def _sum_row(rows: list[LayerRow]) -> LayerRow:
 
 
 def comm_rows(windows: tuple[ProfileWindow, ...]) -> tuple[CommRow, ...]:
-    """Collectives by kind and size, the longest first.
-
-    The same collective is found on each rank by its place in the step's order of that operation.
-    """
-    events: dict[str, list[CommEvent]] = defaultdict(list)
-    least: dict[str, list[float]] = defaultdict(list)
-    for step in sorted({window.step for window in windows}):
-        same: dict[str, list[float]] = defaultdict(list)
-        ranks = [window for window in windows if window.step == step]
-        for window in ranks:
-            counts: dict[str, int] = defaultdict(int)
-            for event in sorted(window.comm, key=lambda e: e.start_s):
-                key = _comm_key(event)
-                events[key].append(event)
-                same[f"{key}#{counts[key]}"].append(event.duration_s)
-                counts[key] += 1
-        for place, durations in same.items():
-            if len(durations) > 1:
-                least[place.rpartition("#")[0]].append(min(durations))
+    """Collectives by kind and size, the longest first."""
+    calls: dict[str, list[list[CommEvent]]] = defaultdict(list)
+    for (_, kind, _), events in same_collectives(windows).items():
+        calls[kind].append(events)
     num_seen = sum(1 for window in windows if window.comm)  # not every window records them
-    rows = [
-        CommRow(
-            op=group[0].op,
-            group_size=group[0].group_size,
-            crosses_nodes=group[0].crosses_nodes,
-            num_bytes=group[0].num_bytes,
-            calls_per_step=len(group) / num_seen,
-            duration_s=sum(e.duration_s for e in group) / len(group),
-            transfer_s=_mean(least.get(key, [])),
-            exposed_s=_mean(e.exposed_s for e in group),
-        )
-        for key, group in events.items()
-    ]
+    rows = [_comm_row(same, num_seen) for same in calls.values()]
     return tuple(sorted(rows, key=lambda r: -r.duration_s * r.calls_per_step))
 
 
-def _comm_key(event: CommEvent) -> str:
-    return f"{event.op}|{event.group_size}|{event.crosses_nodes}|{event.num_bytes}"
+def _comm_row(calls: list[list[CommEvent]], num_seen: int) -> CommRow:
+    """One row; each of ``calls`` holds one collective's events on all ranks."""
+    shared = [events for events in calls if len(events) > 1]
+    group = [event for events in calls for event in events]
+    timed = [event.duration_s for events in shared or calls for event in events]
+    duration_s = sum(timed) / len(timed)
+    least_s = sum(min(e.duration_s for e in events) * len(events) for events in shared)
+    transfer_s = least_s / len(timed) if shared else None
+    first = group[0]
+    return CommRow(
+        op=first.op,
+        group_size=first.group_size,
+        crosses_nodes=first.crosses_nodes,
+        num_bytes=first.num_bytes,
+        calls_per_step=len(group) / num_seen,
+        duration_s=duration_s,
+        transfer_s=transfer_s,
+        waiting_s=None if transfer_s is None else max(0.0, duration_s - transfer_s),
+        exposed_s=_mean(e.exposed_s for e in group),
+    )
 
 
 def render_comm(
@@ -245,7 +219,7 @@ def render_comm(
             Column(title="a step"),
             Column(title="time"),
             Column(title="transfer"),
-            Column(title="exposed", give_up=1),
+            Column(title="waiting"),
         ]
         cells = [
             [
@@ -256,12 +230,19 @@ def render_comm(
                 f"{row.calls_per_step:.3g}",
                 format_seconds(row.duration_s),
                 format_seconds(row.transfer_s),
-                format_seconds(row.exposed_s),
+                format_seconds(row.waiting_s),
             ]
             for row in rows
         ]
-        lines += table_lines(columns, cells, style)
-        lines += wrap_text("transfer: least over ranks, the rest of time is waiting", style)
+        foot = (
+            "means over calls in profiled steps; a step: calls; "
+            "time = transfer (least over ranks) + waiting for others"
+        )
+        if any(row.exposed_s is not None for row in rows):
+            columns.append(Column(title="exposed", give_up=1))
+            for line, row in zip(cells, rows, strict=True):
+                line.append(format_seconds(row.exposed_s))
+        lines += [*table_lines(columns, cells, style), *wrap_text(foot, style, hang="  ")]
     lines += _bucket_lines(windows, style)
     return "\n".join(lines) or "no communication was measured in this run"
 
@@ -280,5 +261,8 @@ def _bucket_lines(windows: tuple[ProfileWindow, ...], style: Style) -> list[str]
         ]
         for index, bucket in enumerate(last.buckets)
     ]
-    foot = f"ready after: since the backward began; step {last.step}, rank {last.rank}"
-    return [*table_lines(columns, cells, style), *wrap_text(foot, style)]
+    foot = (
+        f"ready after: since the backward began; all-reduce: with waiting for others; "
+        f"step {last.step}, rank {last.rank}"
+    )
+    return [*table_lines(columns, cells, style), *wrap_text(foot, style, hang="  ")]

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from scaledl.records import ClusterSpec, EpochRecord, Measurement, Note, RunInfo
-from scaledl.report.layers import render_parts
+from scaledl.report.parts import render_parts
 from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
 from scaledl.units import format_seconds
 
@@ -88,8 +88,8 @@ def render_runs(
         Column(title="started", left=True, give_up=1),
         Column(title="run", left=True),
         Column(title="model", left=True, least=8, give_up=3),
-        Column(title="GPUs", give_up=2),
-        Column(title="of", left=True, least=4, give_up=4),
+        Column(title="ranks", give_up=2),
+        Column(title="device", left=True, least=4, give_up=4),
         Column(title="steps"),
         Column(title="step"),
         Column(title="state", left=True),

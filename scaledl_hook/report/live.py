@@ -1,14 +1,22 @@
 """The live line: one line on a terminal, sparse lines in a log; ``pace`` says when.
 
 Pure functions that return text. Fields keep their order and place, so that the eye finds them
-and ``grep`` does; on a narrow terminal the less needed ones are left out.
+and ``grep`` does; on a narrow terminal the less needed ones are left out. A time of day has seconds
+where its interval is so narrow that minutes would hide it.
 """
 
 import time
 
 from scaledl.records import Eta, Interval, Progress
 from scaledl.report.pace import LinePolicy, Shown
-from scaledl.units import LATEST_S, format_clock, format_seconds, format_usd, printable
+from scaledl.units import (
+    LATEST_S,
+    format_about,
+    format_clock,
+    format_seconds,
+    format_usd,
+    printable,
+)
 
 __all__ = [
     "LinePolicy",
@@ -27,6 +35,7 @@ OUTCOMES = {
     "stopped-early": "stopped early",
     "interrupted": "interrupted",
 }
+SECONDS_BELOW_S = 120.0  # an interval or a move that is narrower is shown to the second
 
 
 def _step_field(progress: Progress) -> str:
@@ -63,11 +72,22 @@ def _end_name(progress: Progress) -> str:
     return f"until {progress.limited_by}"
 
 
-def _range_text(eta: Eta, left: Interval, now_s: float, word: str = "") -> str:
-    low = format_clock(eta.at_s + left.low, now_s)
-    high = format_clock(eta.at_s + left.high, now_s)
-    text = f"{low} to {high}" if low != high else low
-    return f"({text}, {word})" if word else f"({text})"
+def _needs_seconds(left: Interval) -> bool:
+    return left.high - left.low < SECONDS_BELOW_S
+
+
+def _when_text(eta: Eta, left: Interval, now_s: float, about: str = "", word: str = "") -> str:
+    """``14:05 (13:55 to 14:20)``: a time of day with its interval, to the second if narrow."""
+    mean, low, high = (
+        format_clock(eta.at_s + ends_s, now_s, seconds=_needs_seconds(left))
+        for ends_s in (left.mean, left.low, left.high)
+    )
+    return f"{about}{mean} ({low} to {high}{f', {word}' if word else ''})"
+
+
+def _left_text(at_s: float, now_s: float, left: Interval) -> str:
+    """How long it is to ``at_s``, with the digits that its interval allows."""
+    return format_about(max(at_s - now_s, 0.0), (left.high - left.low) / 2)
 
 
 def _join(lead: str, fields: list[tuple[int, str]], width: int, *, unicode: bool) -> str:
@@ -140,12 +160,10 @@ def _time_fields(
 ) -> list[tuple[int, str]]:
     if eta is None or eta.remaining_s is None or eta.finish_at is None:
         return _epoch_time_fields(eta, progress, now_s, about)
-    left = max(eta.finish_at - now_s, 0.0)
-    done = f"done {about}{format_clock(eta.finish_at, now_s)}"
     word = "prior" if is_prior else ""
     return [
-        (0, f"{done} {_range_text(eta, eta.remaining_s, now_s, word)}"),
-        (2, f"{about}{format_seconds(left)} left"),
+        (0, f"done {_when_text(eta, eta.remaining_s, now_s, about, word)}"),
+        (2, f"{about}{_left_text(eta.finish_at, now_s, eta.remaining_s)} left"),
         (1, _end_name(progress)),
     ]
 
@@ -160,8 +178,8 @@ def _epoch_time_fields(
     left = eta.epoch_remaining_s
     ends_at = eta.at_s + left.mean
     return [
-        (0, f"epoch done {about}{format_clock(ends_at, now_s)} {_range_text(eta, left, now_s)}"),
-        (2, f"{about}{format_seconds(max(ends_at - now_s, 0.0))} left in the epoch"),
+        (0, f"epoch done {_when_text(eta, left, now_s, about)}"),
+        (2, f"{about}{_left_text(ends_at, now_s, left)} left in the epoch"),
         unknown,
     ]
 
@@ -198,10 +216,9 @@ def render_log_line(
     if is_beyond(progress):
         return " ".join([*parts, "beyond_planned_end=true"])
     if eta is not None and eta.remaining_s is not None and eta.finish_at is not None:
-        parts += _log_times("eta", eta.finish_at, eta.at_s, eta.remaining_s)
+        parts += _log_times("", eta, eta.remaining_s, now_s)
     elif eta is not None and eta.epoch_remaining_s is not None:
-        left = eta.epoch_remaining_s
-        parts += [*_log_times("epoch_eta", eta.at_s + left.mean, eta.at_s, left), "total=unknown"]
+        parts += [*_log_times("epoch_", eta, eta.epoch_remaining_s, now_s), "total=unknown"]
     elif eta is not None and progress.total_steps is None:
         parts.append("total=unknown")
     if eta is not None and eta.step_s is not None:
@@ -211,15 +228,20 @@ def render_log_line(
     return " ".join(parts)
 
 
-def _log_times(key: str, at_s: float, made_s: float, left: Interval) -> list[str]:
-    low, high = made_s + left.low, made_s + left.high
-    day = _iso(at_s)[:10]
-
-    def short(value_s: float) -> str:
-        text = _iso(value_s)
-        return text[11:16] if text.startswith(day) else text
-
-    return [f"{key}={_iso(at_s)}", f"{key}_low={short(low)}", f"{key}_high={short(high)}"]
+def _log_times(prefix: str, eta: Eta, left: Interval, now_s: float) -> list[str]:
+    """Seconds that are left, then the time of day, each with both ends of its interval."""
+    ends_s = [eta.at_s + value_s for value_s in (left.mean, left.low, left.high)]
+    names = (f"{prefix}left_s", f"{prefix}left_low_s", f"{prefix}left_high_s")
+    decimals = 0 if left.high - left.low >= 10 else 1
+    said = [
+        f"{name}={max(at_s - now_s, 0.0):.{decimals}f}"
+        for name, at_s in zip(names, ends_s, strict=True)
+    ]
+    mean, low, high = (_iso(at_s, seconds=_needs_seconds(left)) for at_s in ends_s)
+    day = mean[:11]
+    short = [t[11:-1] if t.startswith(day) else t for t in (low, high)]
+    times = [f"{prefix}eta={mean}", f"{prefix}eta_low={short[0]}", f"{prefix}eta_high={short[1]}"]
+    return said + times
 
 
 # --- changes and the end ------------------------------------------------------------------------
@@ -232,7 +254,12 @@ def render_change(old: Eta, new: Eta, now_s: float, *, unicode: bool = False) ->
     arrow = "→" if unicode else "->"
     moved = new.finish_at - old.finish_at
     sign = "+" if moved >= 0 else "-"
-    before, after = format_clock(old.finish_at, now_s), format_clock(new.finish_at, now_s)
+    seconds = abs(moved) < SECONDS_BELOW_S
+    before, after = (
+        format_clock(eta.finish_at, now_s, seconds=seconds)
+        for eta in (old, new)
+        if eta.finish_at is not None
+    )
     text = f"{NAME}ETA {before} {arrow} {after} ({sign}{format_seconds(abs(moved))})"
     return f"{text}: {printable(new.changed_because)}" if new.changed_because else text
 
@@ -259,7 +286,7 @@ def render_done(
     place = "inside" if now_s - first.at_s in first.remaining_s else "outside"
     when = "later" if off >= 0 else "earlier"
     return (
-        f"{line}; first estimate at step {first.step} was {format_clock(first.finish_at, now_s)} "
-        f"{_range_text(first, first.remaining_s, now_s)}: {format_seconds(abs(off))} {when}, "
+        f"{line}; first estimate at step {first.step} was "
+        f"{_when_text(first, first.remaining_s, now_s)}: {format_seconds(abs(off))} {when}, "
         f"{place} its range"
     )

@@ -9,6 +9,7 @@ from scaledl.records import (
     ScalingReport,
     ScalingRow,
 )
+from scaledl.report.text import words
 from scaledl.units import format_seconds
 
 # Doubling the GPUs must give at least 1.7 times the speed for the larger count to be advised.
@@ -25,8 +26,14 @@ CAUSE_TEXT: dict[Cause, str] = {
     "launch": "launch overhead (kernels too short)",
     "straggler": "waiting for the slowest rank",
     "throttling": "throttling",
-    "small-batch": "small per-GPU batch",
+    "small-batch": "small batch per GPU",
     "does-not-fit": "does not fit",
+}
+
+# On a CPU run no kernels are launched: the same share of the step is work or sleep of the host.
+_CPU_CAUSE_TEXT: dict[Cause, str] = {
+    "launch": "other work or sleep of the host",
+    "small-batch": "small batch per process",
 }
 
 CAVEAT_TEXT: dict[str, str] = {
@@ -35,20 +42,31 @@ CAVEAT_TEXT: dict[str, str] = {
     "no-multi-node-data": "nothing was measured between nodes: larger counts rest on the link as "
     "stated",
     "far-extrapolation": "the largest count is over 4 times the largest seen: treat it as a guess",
-    "other-gpu": "another kind of GPU than the measured one: only ratios are known",
-    "memory-not-checked": "memory was not checked: fewer GPUs hold more each and may not fit it",
+    "other-gpu": "another kind of device than the measured one: only ratios are known",
+    "memory-not-checked": "memory was not checked: fewer {many} hold more each and may not fit it",
     "no-full-batch": "with the largest counts an epoch holds no full batch",
-    "more-gpus-than-samples": "more GPUs than samples in the global batch: it grows with them",
+    "more-gpus-than-samples": "more {many} than samples in the global batch: it grows with them",
     "uneven-batch": "the global batch does not divide evenly on every count: it is rounded up",
-    "input-may-not-scale": "input wait is over a tenth of the step and may not shrink with GPUs",
+    "input-may-not-scale": "input wait is over a tenth of the step; more {many} may not shrink it",
     "host-shared": "the processes share one host and compete for its cores and memory",
     "one-count-only": "one count was measured: how it scales rests on the model",
     "measured-earlier": "rows marked 'earlier' are of another run: the load may have been another",
     "size-unknown": "the gradients' size was not seen: it is taken from the parameters",
     "batch-unknown": "the batch size was not seen: steps per epoch are taken as they are",
 }
+# ``{one}`` and ``{many}`` stand for GPU and GPUs, on a CPU run for process and processes.
 # What the predictor says of single rows, under the name the report uses.
 _REPORT_KEY = {"no-communication-data": "communication-is-prior"}
+
+
+def cause_text(cause: Cause, *, cpu_run: bool) -> str:
+    """What limits a step, in words that are right for the device."""
+    return _CPU_CAUSE_TEXT.get(cause, CAUSE_TEXT[cause]) if cpu_run else CAUSE_TEXT[cause]
+
+
+def caveat_text(key: str, *, cpu_run: bool) -> str:
+    """What to be careful about, in words that are right for the device."""
+    return words(cpu_run).fill(CAVEAT_TEXT.get(key, key))
 
 
 def build(
@@ -152,10 +170,9 @@ def _advice(
     reason: str,
     base: Measurement,
 ) -> str:
-    unit = "process" if base.host_shared else "GPU"
-    plural = unit + ("es" if base.host_shared else "s")
-    name = f"{best.num_gpus} {unit if best.num_gpus == 1 else plural}"
-    more = _next_text(best, after)
+    called = words(base.host_shared)
+    unit, name = called.one, called.count(best.num_gpus)
+    more = _next_text(best, after, cpu_run=base.host_shared)
     if reason == "stay":
         return f"{name}, as now: {more}."
     if reason == "fewer-do-nearly-as-well" and now is not None:
@@ -170,12 +187,12 @@ def _advice(
     return f"{name}: {gain}; {more}."
 
 
-def _next_text(best: ScalingRow, after: ScalingRow | None) -> str:
+def _next_text(best: ScalingRow, after: ScalingRow | None, *, cpu_run: bool) -> str:
     """What the next larger count would bring."""
     if after is None:
         return "it is the largest count asked for"
     ratio = _time_s(best) / _time_s(after)
-    cause = CAUSE_TEXT[after.limited_by]
+    cause = cause_text(after.limited_by, cpu_run=cpu_run)
     if ratio < 1.0:
         return f"{after.num_gpus} would be slower, limited by {cause}"
     return f"{after.num_gpus} would be only {ratio:.2f}x faster, limited by {cause}"
@@ -238,12 +255,11 @@ def counts_within(
 def audit_text(told: ScalingRow, measured: Measurement) -> str:
     """What an earlier forecast said against what came: ``2 GPUs: told 114 ms, it is 117 ms``."""
     seen_s, span = measured.step_s, told.step_s
-    unit = "process" if measured.host_shared else "GPU"
-    ending = "" if told.num_gpus == 1 else "es" if measured.host_shared else "s"
+    count = words(measured.host_shared).count(told.num_gpus)
     verdict = "inside" if seen_s in span else "outside"
     return (
-        f"an earlier run's forecast for {told.num_gpus} {unit}{ending}: "
-        f"told {format_seconds(span.mean)}, it is {format_seconds(seen_s)} "
+        f"an earlier run's forecast for {count}: "
+        f"told a mean step of {format_seconds(span.mean)}, it is {format_seconds(seen_s)} "
         f"({verdict} the {span.level * 100:.0f} % interval "
         f"{format_seconds(span.low)} to {format_seconds(span.high)})"
     )

@@ -12,6 +12,8 @@ from scaledl.records import Interval
 from scaledl.units import printable
 
 _WHITE = re.compile(r"[^\S ]")
+# A space that a line may end at: not the one between a number and its unit.
+_BREAK = re.compile(r"(?<![0-9]) | (?!(?:%|[mun]?s|min|h|d|[KMGT]?i?B|k?Wh?)(?![0-9A-Za-z]))")
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -31,6 +33,26 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     def mark(self, name: str) -> str:
         """A mark in unicode or ASCII."""
         return _MARKS[name][0 if self.unicode else 1]
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank runs on is called a GPU, and on a CPU run a process."""
+
+    one: str
+    many: str
+
+    def count(self, number: int) -> str:
+        """``1 GPU``, ``8 GPUs``, ``2 processes``."""
+        return f"{number} {self.one if number == 1 else self.many}"
+
+    def fill(self, text: str) -> str:
+        """``text`` with its ``{one}`` and ``{many}`` replaced."""
+        return text.replace("{one}", self.one).replace("{many}", self.many)
+
+
+def words(cpu_run: bool) -> Words:
+    """The words for the devices of a run."""
+    return Words(one="process", many="processes") if cpu_run else Words(one="GPU", many="GPUs")
 
 
 _MARKS = {
@@ -109,10 +131,13 @@ def table_lines(
 
 
 def wrap_text(text: str, style: Style, *, indent: str = "", hang: str | None = None) -> list[str]:
-    """``text`` broken at spaces; later lines begin with ``hang`` (else ``indent``)."""
+    """``text`` broken at spaces; later lines begin with ``hang`` (else ``indent``).
+
+    A number and its unit stay together.
+    """
     lines: list[str] = []
     current = start = indent
-    for word in _WHITE.sub(" ", text).split(" "):
+    for word in _BREAK.split(_WHITE.sub(" ", text)):
         if current == start and not word:
             continue
         if current != start and len(current) + 1 + len(word) > style.width:

@@ -2,7 +2,7 @@
 
 from scaledl.records import ScalingReport, ScalingRow
 from scaledl.report.chart import interval_chart
-from scaledl.report.scaling import CAUSE_TEXT, CAVEAT_TEXT
+from scaledl.report.scaling import cause_text, caveat_text
 from scaledl.report.text import (
     Column,
     Style,
@@ -12,6 +12,7 @@ from scaledl.report.text import (
     step_unit,
     table_lines,
     two_ends,
+    words,
     wrap_text,
 )
 from scaledl.units import format_energy, format_fraction, format_seconds, format_usd
@@ -33,18 +34,18 @@ def render_report(
     style = Style(width=width, unicode=unicode, color=color)
     table = whatif_lines(report, style, cpu_run=cpu_run)
     chart = chart_lines(report, style)
-    tail = advice_lines(report, style, whole_run=whole_run)
+    tail = advice_lines(report, style, cpu_run=cpu_run, whole_run=whole_run)
     blank = [""] if chart else []
-    return "\n".join([*table, *blank, *chart, "", *tail, *foot_lines(style)])
+    foot = foot_lines(style, cpu_run=cpu_run)
+    return "\n".join([*table, *blank, *chart, "", *tail, *foot])
 
 
 def heading_text(report: ScalingReport, *, cpu_run: bool) -> str:
     """Which batch rule the table stands under: half of all misreadings are about it."""
-    who = "process" if cpu_run else "GPU"
     if report.batch_rule == "fixed-global":
         size = f" of {report.global_batch:,}" if report.global_batch else ""
         return f"What if, with the same global batch{size}:"
-    return f"What if, with the same batch per {who} (so the global batch changes):"
+    return f"What if, with the same batch per {words(cpu_run).one} (so the global batch changes):"
 
 
 def _heading_lines(
@@ -104,7 +105,7 @@ def whatif_lines(
     _add_optional(columns, cells, rows)
     columns.append(Column(title="limited by", left=True, least=16))
     for line, row in zip(cells, rows, strict=True):
-        line.append(_cause_text(row))
+        line.append(_cause_text(row, cpu_run=cpu_run))
     heading = _heading_lines(report, rows, style, cpu_run=cpu_run)
     lines = [*heading, *table_lines(columns, cells, style)]
     for at, row in enumerate(rows, start=len(lines) - len(rows)):
@@ -171,10 +172,10 @@ def _speed_text(row: ScalingRow) -> str:
     return f"{row.speedup:.{min(2, decimals_by_doubt(row.speedup, half / 2))}f}x"
 
 
-def _cause_text(row: ScalingRow) -> str:
-    name = CAUSE_TEXT[row.limited_by]
+def _cause_text(row: ScalingRow, *, cpu_run: bool) -> str:
+    name = cause_text("does-not-fit" if row.fits is False else row.limited_by, cpu_run=cpu_run)
     if row.limited_by in ("compute", "does-not-fit") or row.fits is False:
-        return CAUSE_TEXT["does-not-fit"] if row.fits is False else name
+        return name
     return f"{format_fraction(row.limited_fraction)} {name}"
 
 
@@ -203,6 +204,8 @@ def advice_lines(
     report: ScalingReport,
     style: Style,
     *,
+    cpu_run: bool = False,
+    phases_left_s: float | None = None,
     whole_run: bool = False,
     with_notes: bool = True,
     run_hint: str = "",
@@ -212,18 +215,23 @@ def advice_lines(
     if report.recommendation is not None:
         text = f"{style.mark('advised')} {report.recommendation.text}"
         lines += wrap_text(text, style, hang="  ")
-    left = left_text(report, whole_run=whole_run)
+    left = left_text(report, phases_left_s=phases_left_s, whole_run=whole_run)
     if left:
         lines += wrap_text(left, style, indent="  ")
     for key in report.caveats[:MAX_NOTES] if with_notes else ():
-        lines += wrap_text(f"note: {CAVEAT_TEXT.get(key, key)}", style, indent="  ", hang="    ")
+        note = f"note: {caveat_text(key, cpu_run=cpu_run)}"
+        lines += wrap_text(note, style, indent="  ", hang="    ")
     return [*lines, *wrap_text(coverage_text(report) + run_hint, style, hang="  ")]
 
 
-def left_text(report: ScalingReport, *, whole_run: bool = False) -> str:
+def left_text(
+    report: ScalingReport, *, phases_left_s: float | None = None, whole_run: bool = False
+) -> str:
     """Time left now and at the advised count: ``29 epochs left: 4 h as now, 2 h on 8``.
 
-    Nothing where nothing is left: at the end of the plan and beyond it.
+    Nothing where nothing is left: at the end of the plan and beyond it. ``phases_left_s`` is what
+    evaluation and other phases will take in the rest, taken as equal on every count; where it is
+    unknown the text says that it speaks of training only.
     """
     known = [
         r for r in report.rows if r.remaining_s and r.remaining_s.mean > 0 and r.fits is not False
@@ -241,14 +249,26 @@ def left_text(report: ScalingReport, *, whole_run: bool = False) -> str:
         assert row.remaining_s is not None
         about = "about " if row.basis == "prior" or is_far(row, report) else ""
         where = "as now" if row.num_gpus == now else f"on {row.num_gpus}"
-        parts.append(f"{about}{format_seconds(row.remaining_s.mean)} {where}")
+        whole_s = row.remaining_s.mean + (phases_left_s or 0.0)
+        parts.append(f"{about}{format_seconds(whole_s)} {where}")
+    said = ", ".join(parts) + _holds_text(known, phases_left_s) + "."
     epochs_left = _epochs_left(known)
     if epochs_left is None:
-        return f"time left: {', '.join(parts)}."
+        return f"time left: {said}"
     count = f"{epochs_left:.4g}"
     what = f"{count} {'epoch' if count == '1' else 'epochs'}"
     what = f"the whole run of {what}" if whole_run else f"{what} left"
-    return f"{what}: {', '.join(parts)}."
+    return f"{what}: {said}"
+
+
+def _holds_text(known: list[ScalingRow], phases_left_s: float | None) -> str:
+    """What the time left holds beside training steps, where that is worth a word."""
+    if phases_left_s is None:
+        return " (training only)"
+    most_s = max(row.remaining_s.mean for row in known if row.remaining_s is not None)
+    if phases_left_s < 0.01 * most_s:
+        return ""
+    return f" (evaluation and the like {format_seconds(phases_left_s)})"
 
 
 def _epochs_left(rows: list[ScalingRow]) -> float | None:
@@ -277,10 +297,10 @@ def coverage_text(report: ScalingReport) -> str:
     return f"Intervals so far held {round(cover.seen * cover.n)} of {cover.n} times ({aim})."
 
 
-def foot_lines(style: Style) -> list[str]:
+def foot_lines(style: Style, *, cpu_run: bool = False) -> list[str]:
     """What the printed fields mean."""
     text = (
-        "step: one optimizer step; speed: against now; eff.: per GPU, first row 100 %; "
+        f"step: mean; speed: against now; eff.: per {words(cpu_run).one}, first row 100 %; "
         "~: beyond 2x seen"
     )
     return [style.paint(line, "dim") for line in wrap_text(text, style, hang="  ")]

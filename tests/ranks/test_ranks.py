@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,17 @@ def test_D06_slow_rank_is_named_although_the_all_reduce_makes_all_steps_equal(tw
     assert "slow: rank 0" not in said
 
 
+def test_transfer_is_told_from_waiting_for_the_slow_rank(two: Path) -> None:
+    said = " ".join(seen(two, "slow_rank")["said"].split())
+    found = re.search(
+        r"exposed comm\. ([0-9.]+) ms = transfer ([0-9.]+) \+ waiting for others ([0-9.]+);", said
+    )
+    assert found is not None, said
+    exposed, transfer, waiting = map(float, found.groups())
+    assert transfer + waiting == pytest.approx(exposed)
+    assert waiting > transfer  # of a few bytes, against a sleep on the other rank
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_D11_uneven_inputs_under_join_end_as_without_us(two: Path, rank: int) -> None:
     found = seen(two, "uneven", rank)
@@ -134,7 +146,7 @@ def test_D12_ranks_that_walk_the_same_data_are_told_of(two: Path) -> None:
 
 def test_D16_energy_is_summed_once_over_the_ranks_and_says_over_which(two: Path) -> None:
     said = seen(two, "energy")["said"]
-    assert "energy 0.0833 Wh (all 2 GPUs)" in said.replace("\n", " ")
+    assert "energy 0.0833 Wh (all 2 processes)" in said.replace("\n", " ")
     assert "0.167 Wh" not in said
 
 

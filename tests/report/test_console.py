@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import (
+    BASE,
     CLUSTER,
     GRAPH,
     INFO,
@@ -44,6 +45,8 @@ from scaledl.report.console import (
     render_runs,
     render_show,
 )
+from scaledl.report.layers import comm_rows
+from scaledl.report.scaling import build
 from scaledl.report.text import Style, by_doubt, split_sum, table_lines, wrap_text
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -183,7 +186,7 @@ def test_unknown_numbers_are_na_not_zero():
     assert line.count("n/a") == 2
     summary = epoch_summary(overhead_fraction=None, comm_total_s=None, comm_bytes=None)
     text = render_epoch(summary)
-    assert "communication n/a" in text
+    assert "exposed comm. 0.4 ms: transfer and waiting for others, not told apart yet" in text
     assert "tracking cost n/a" in text
 
 
@@ -201,7 +204,7 @@ def test_D08_slow_rank_is_named():
     lines = render_epoch(epoch_summary(own_ms=(210, 211, 212, 315))).splitlines()
     (line,) = [line for line in lines if "own work" in line]
     assert "slow: rank 3 (+49 %)" in line
-    assert "210 ms to 315 ms, median 212 ms" in line
+    assert "own work of 4 ranks in a median step: 210 ms to 315 ms" in line
     assert "slow" not in render_epoch(epoch_summary(own_ms=(210, 211, 212, 220)))
 
 
@@ -224,12 +227,19 @@ def test_later_epochs_say_only_what_changed():
         now, told, repeat=True, previous=epoch_summary(2), previous_report=scaling_report()
     )
     assert "input wait n/a" not in text
-    assert "+14.4 % against the epoch before (input wait 0 s to 31 ms)" in text
+    assert "+14.4 % against epoch 3 (input wait 0 s to 31 ms)" in text
     assert "8 GPUs:" not in text
     assert "26 epochs left" in text
     assert len(text.splitlines()) <= 4
     same = render_epoch(now, told, repeat=True, previous=now, previous_report=told)
-    assert "as in the epoch before" in same
+    assert "as in epoch 4" in same
+
+
+def test_the_epoch_that_is_compared_with_is_named_though_reports_between_were_left_out():
+    now = epoch_summary(6, step_s=0.3)
+    text = render_epoch(now, repeat=True, previous=epoch_summary(2))
+    assert "mean step 300 ms, +39.3 % against epoch 3" in " ".join(text.split())
+    assert "epoch before" not in text
 
 
 def test_later_epochs_repeat_the_advice_when_it_changed():
@@ -280,7 +290,7 @@ def test_shown_parts_add_up_to_the_shown_step(values):
     total, terms = render_parts(parts).split(" = ")
     shown = [float(x) for x in re.findall(r"[0-9.]+(?= \+|$)", terms)]
     assert len(shown) == 5
-    assert sum(shown) == pytest.approx(float(total.split()[1]), abs=1e-6)
+    assert sum(shown) == pytest.approx(float(total.split()[-2]), abs=1e-6)
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=8), st.integers(0, 3))
@@ -306,9 +316,9 @@ def test_layer_table_reads_exactly():
         "h.0.attn        attention    10 ms       n/a    n/a     300",
         "(2 more)                      1 ms      2 ms    2 %  15,000",
         "outside_layers  n/a           4 ms      6 ms    5 %     n/a",
-        "mean of 2 sampled steps; share: of the whole step; GFLOP: one micro-batch, both passes; "
-        "n/a: not",
-        "  seen",
+        "means over 2 sampled steps; share: of their mean step, 200 ms; GFLOP: one micro-batch, "
+        "both",
+        "  passes; n/a: not seen",
     ]
 
 
@@ -326,6 +336,73 @@ def test_small_models_count_in_mflop():
     assert rows["wte"][-1] == "6"
     assert rows["h.0.attn"][-1] == "<0.001"
     assert rows["h.0.mlp.c_fc"][-1] == "n/a"
+
+
+def test_layer_share_is_of_the_mean_sampled_step_which_is_named():
+    slow = msgspec.structs.replace(profile_window(25), step_s=0.4)
+    text = " ".join(render_layers(GRAPH, (profile_window(), slow), 1).split())
+    assert "means over 2 sampled steps; share: of their mean step, 300 ms" in text
+    assert "20 ms 40 ms 20 %" in text
+    two = " ".join(render_layers(GRAPH, (profile_window(), profile_window(rank=1)), 1).split())
+    assert "2 sampled steps on 2 ranks" in two
+
+
+def test_a_step_time_is_called_mean_or_median_wherever_it_is_printed():
+    summary, report = epoch_summary(), scaling_report()
+    assert "\nstep 215.4 ms" in render_epoch(summary, report)
+    assert "step: mean;" in render_epoch(summary, report)
+    assert "\nmean step 215.4 ms" in render_epoch(summary)
+    assert "\nmean step 215 ms" in render_epoch(summary, repeat=True)
+    assert "mean step 215.4 ms" in render_show(LINE, INFO, measurement=BASE)
+    assert "own work of 4 ranks in a median step" in render_epoch(summary)
+    assert "step: median time" in render_runs((LINE,))
+
+
+def test_time_left_says_that_it_is_of_training_only_or_holds_the_evaluation():
+    summary, report = epoch_summary(), scaling_report()
+    bare = " ".join(render_epoch(summary, report).split())
+    assert (
+        "29 epochs left: 4 h 20 min as now, 2 h 18 min on 8, about 1 h 28 min on 16 (training"
+        in bare
+    )
+    known = " ".join(render_epoch(summary, report, phases_left_s=3600.0).split())
+    assert "29 epochs left: 5 h 20 min as now, 3 h 18 min on 8, about 2 h 28 min on 16 (" in known
+    assert "(evaluation and the like 1 h 00 min)." in known
+    later = render_epoch(epoch_summary(1), report, repeat=True, phases_left_s=3600.0)
+    assert "5 h 20 min as now" in later
+    assert "(training only)" in render_report(report, whole_run=True)
+    short = " ".join(render_epoch(summary, report, phases_left_s=2.0).split())
+    assert "about 1 h 28 min on 16." in short  # it is in it, and not worth a word
+
+
+def test_a_report_on_processes_never_says_gpu():
+    rows = tuple(
+        msgspec.structs.replace(row, limited_by=cause, caveats=("memory-not-checked",))
+        for row, cause in zip(scaling_rows(), ("launch", "small-batch") * 4, strict=False)
+    )
+    base = msgspec.structs.replace(BASE, host_shared=True)
+    report = build(
+        rows,
+        base=base,
+        run="r",
+        batch_rule="fixed-per-gpu",
+        coverage=Coverage(nominal=0.9, seen=None, n=0),
+        made_at=NOW_S,
+    )
+    summary = epoch_summary(cpu_run=True, energy_j=5000.0)
+    end = RunEnd(at_s=NOW_S, step=1, outcome="finished")
+    for text in (
+        render_epoch(summary, report, width=200),
+        render_report(report, cpu_run=True, width=200),
+        render_end(
+            end, run="r", duration_s=1.0, num_steps=1, energy_j=9.0, energy_of=(2, 2), cpu_run=True
+        ),
+        render_runs((LINE,)),
+    ):
+        assert "GPU" not in text
+        assert "kernel" not in text
+    assert "eff.: per process" in render_report(report, cpu_run=True)
+    assert "eff.: per GPU" in render_report(report)
 
 
 def test_nothing_is_said_of_the_time_left_after_the_last_epoch():
@@ -371,15 +448,31 @@ def test_X07_hostile_layer_name_does_not_steer_the_terminal(unicode):
         assert "\nscaledl  done: fake" not in text
 
 
-def test_D07_transfer_is_the_least_over_ranks():
+def test_D07_transfer_is_the_least_over_ranks_and_time_is_transfer_and_waiting():
     text = render_comm((profile_window(rank=0), profile_window(rank=1, wait_s=0.010)))
+    assert text.splitlines()[0].split()[-5:] == ["step", "time", "transfer", "waiting", "exposed"]
     row = text.splitlines()[1].split()
     assert row[:6] == ["allreduce", "4", "inside", "25.0", "MiB", "1"]
-    assert row[6:] == ["7", "ms", "2", "ms", "400", "us"]
+    assert row[6:] == ["7", "ms", "2", "ms", "5", "ms", "400", "us"]
     quiet = msgspec.structs.replace(profile_window(step=9), comm=())  # recorded no collectives
     alone = render_comm((profile_window(rank=0), quiet)).splitlines()[1]
     assert alone.split()[5] == "1"
-    assert alone.split()[6:] == ["2", "ms", "n/a", "400", "us"]
+    assert alone.split()[6:] == ["2", "ms", "n/a", "n/a", "400", "us"]
+
+
+def test_time_of_a_collective_is_transfer_and_waiting_also_beside_steps_of_one_rank():
+    both = (profile_window(rank=0), profile_window(rank=1, wait_s=0.010))
+    (row,) = comm_rows((*both, profile_window(step=40, wait_s=0.5)))
+    assert row.transfer_s + row.waiting_s == pytest.approx(row.duration_s)
+    assert row.calls_per_step == 1
+
+
+def test_exposed_column_is_left_out_where_no_rank_knows_it():
+    (event,) = profile_window().comm
+    bare = msgspec.structs.replace(
+        profile_window(), comm=(msgspec.structs.replace(event, exposed_s=None),)
+    )
+    assert "exposed" not in render_comm((bare,))
 
 
 def test_buckets_are_listed_and_absence_is_said():
@@ -441,6 +534,16 @@ def test_doctor_puts_the_remedy_under_its_check():
 def test_wrapping_loses_no_word(text, width):
     lines = wrap_text(text, Style(width=width), indent="  ", hang="    ")
     assert " ".join(lines).split() == text.split()
+
+
+def test_a_line_never_ends_between_a_number_and_its_unit():
+    text = "transfer 4.3 ms for 473 MiB, 91 % hidden, step 5 of 7, 2 h 18 min on 8, 0.31 kWh"
+    for width in range(12, 60):
+        lines = wrap_text(text, Style(width=width))
+        assert " ".join(lines) == text
+        units = ("ms", "MiB,", "%", "min", "h", "kWh")
+        assert not any(line.startswith(units) and line.split()[0] in units for line in lines)
+    assert wrap_text("step 5 of 7", Style(width=8)) == ["step 5", "of 7"]
 
 
 def test_table_gives_up_columns_before_it_overflows():

@@ -127,7 +127,7 @@ def test_an_unknown_total_leaves_the_epochs_end():
     place = REPLACE(PLACE, total_steps=None, num_epochs=None, limited_by=None)
     assert line(eta=UNKNOWN, place=place, width=110) == (
         "scaledl  epoch 3, step 5210, 215 ms: epoch done 09:59 (09:58 to 10:01), "
-        "5.0 min left in the epoch"
+        "5 min left in the epoch"
     )
     bare = Progress(step=7, epoch=0, step_in_epoch=7)
     assert line(eta=REPLACE(UNKNOWN, epoch_remaining_s=None), place=bare) == (
@@ -138,6 +138,7 @@ def test_an_unknown_total_leaves_the_epochs_end():
 def test_log_line_is_iso_time_and_key_value():
     assert render_log_line(ETA, PLACE, step_s=0.2154, now_s=NOW_S) == (
         "2025-12-01T09:54:30Z scaledl epoch=3/30 step=5210/75000 step_ms=215 "
+        "left_s=15030 left_low_s=14430 left_high_s=15930 "
         "eta=2025-12-01T14:05Z eta_low=13:55 eta_high=14:20 basis=measured"
     )
 
@@ -146,6 +147,55 @@ def test_log_line_names_the_day_of_a_bound_on_another_day():
     eta = REPLACE(ETA, remaining_s=Interval(mean=15030, low=14430, high=80000))
     text = render_log_line(eta, PLACE, step_s=0.2, now_s=NOW_S)
     assert "eta_low=13:55 eta_high=2025-12-02T08:07Z" in text
+
+
+def near(mean_s: float, low_s: float, high_s: float, **changes) -> Eta:
+    """An estimate whose end is near."""
+    left = Interval(mean=mean_s, low=low_s, high=high_s)
+    return REPLACE(ETA, remaining_s=left, finish_at=NOW_S + mean_s, **changes)
+
+
+def test_an_interval_within_a_minute_is_shown_to_the_second_and_never_left_out():
+    assert line(eta=near(20.4, 16.2, 27.9)) == (
+        "scaledl  epoch 3/30, step  5210/75000, 215 ms: done 09:54:50 (09:54:46 to 09:54:57), "
+        "20 s left"
+    )
+    sure = line(eta=near(14.0, 13.9, 14.1))
+    assert "done 09:54:44 (09:54:43 to 09:54:44), 14 s left" in sure
+
+
+def test_no_live_line_counts_milliseconds_or_microseconds():
+    over = render_line(
+        near(14.0, 13.0, 15.0), PLACE, step_s=0.2, now_s=NOW_S + 60, width=100, unicode=False
+    )
+    assert over.endswith("under 1 s left")
+    assert line(eta=near(0.5, 0.4, 0.6)).endswith("under 1 s left")
+
+
+@pytest.mark.parametrize("half_s", [600.0, 20.0, 3.0])
+def test_a_wide_interval_leaves_fewer_digits_of_the_time_left(half_s):
+    text = line(eta=near(15030.0, 15030.0 - half_s, 15030.0 + half_s))
+    assert text.endswith("4 h 10 min left")
+    doubtful = line(eta=near(15030.0, 15030.0 - 4000, 15030.0 + 4000))
+    assert doubtful.endswith("4 h left")
+
+
+def test_log_line_of_a_near_end_has_seconds_and_tenths():
+    text = render_log_line(near(20.4, 16.2, 24.9), PLACE, step_s=0.2, now_s=NOW_S)
+    assert "left_s=20.4 left_low_s=16.2 left_high_s=24.9 " in text
+    assert "eta=2025-12-01T09:54:50Z eta_low=09:54:46 eta_high=09:54:54 " in text
+    later = render_log_line(ETA, PLACE, step_s=0.2, now_s=NOW_S + 30)
+    assert "left_s=15000 left_low_s=14400 left_high_s=15900 " in later  # counts from now
+
+
+def test_log_line_of_an_unknown_total_tells_the_seconds_of_the_epoch():
+    text = render_log_line(UNKNOWN, PLACE, step_s=0.2, now_s=NOW_S)
+    assert "epoch_left_s=300 epoch_left_low_s=250 epoch_left_high_s=400 epoch_eta=" in text
+
+
+def test_a_small_move_of_the_finish_is_told_to_the_second():
+    new = REPLACE(ETA, finish_at=ETA.finish_at + 12)
+    assert "ETA 14:05:00 -> 14:05:12 (+12 s)" in render_change(ETA, new, NOW_S)
 
 
 def test_a_note_cannot_steer_the_terminal():

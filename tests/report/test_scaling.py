@@ -14,6 +14,8 @@ from scaledl.report.scaling import (
     GOOD_MARGIN_FRACTION,
     audit_text,
     build,
+    cause_text,
+    caveat_text,
     counts_within,
     recommend,
 )
@@ -143,8 +145,44 @@ def test_no_caveat_when_all_counts_were_measured():
 
 def test_every_cause_has_its_sentence():
     assert set(CAUSE_TEXT) == set(Cause.__args__)
-    assert all(text.isascii() for text in [*CAUSE_TEXT.values(), *CAVEAT_TEXT.values()])
-    assert all(len(text) <= 88 for text in CAVEAT_TEXT.values())  # one line of the report
+    for cpu_run in (False, True):
+        causes = [cause_text(cause, cpu_run=cpu_run) for cause in CAUSE_TEXT]
+        caveats = [caveat_text(key, cpu_run=cpu_run) for key in CAVEAT_TEXT]
+        assert all(text.isascii() for text in causes + caveats)
+        assert all(len(text) <= 88 for text in caveats)  # one line of the report
+        assert not any("{" in text for text in causes + caveats)
+
+
+def test_nothing_of_a_cpu_run_speaks_of_gpus_or_kernels():
+    said = [cause_text(cause, cpu_run=True) for cause in CAUSE_TEXT]
+    said += [caveat_text(key, cpu_run=True) for key in CAVEAT_TEXT]
+    assert not any("GPU" in text or "kernel" in text or "launch" in text for text in said)
+    assert cause_text("launch", cpu_run=True) == "other work or sleep of the host"
+    assert cause_text("small-batch", cpu_run=False) == "small batch per GPU"
+
+
+def test_json_of_a_cpu_run_keeps_its_keys_and_speaks_of_processes():
+    row = msgspec.structs.replace(
+        scaling_row(8, 114, 110, 119), limited_by="launch", caveats=("host-shared",)
+    )
+    base = msgspec.structs.replace(BASE, host_shared=True)
+    value = report_to_dict(report_of((row,), base=base))
+    (found,) = value["rows"]
+    assert (found["num_gpus"], found["limited_by"]) == (8, "launch")
+    assert found["limited_by_text"] == "other work or sleep of the host"
+    gpus = report_to_dict(report_of((msgspec.structs.replace(row, caveats=()),)))
+    assert gpus["rows"][0]["limited_by_text"] == "launch overhead (kernels too short)"
+
+
+def test_advice_on_a_cpu_run_names_causes_in_words_for_processes():
+    base = msgspec.structs.replace(BASE, host_shared=True)
+    rows = (
+        scaling_row(4, 215.4, 213, 218, basis="measured"),
+        msgspec.structs.replace(scaling_row(8, 200, 190, 210), limited_by="launch"),
+    )
+    advice = recommend(rows, base=base)
+    assert advice is not None
+    assert advice.text.endswith("limited by other work or sleep of the host.")
 
 
 def test_deadline_and_budget_count_the_upper_end():
@@ -168,7 +206,7 @@ def high_cost(row: ScalingRow) -> float:
 def test_audit_says_what_was_told_and_what_came():
     measured = msgspec.structs.replace(BASE, step_s=0.117)
     assert audit_text(scaling_rows()[3], measured) == (
-        "an earlier run's forecast for 8 GPUs: told 114 ms, it is 117 ms "
+        "an earlier run's forecast for 8 GPUs: told a mean step of 114 ms, it is 117 ms "
         "(inside the 90 % interval 110 ms to 119 ms)"
     )
     late = msgspec.structs.replace(BASE, step_s=0.2)
