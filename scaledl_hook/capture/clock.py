@@ -98,6 +98,7 @@ class StepClock:
     def on_pass_start(self, this: Pass) -> None:
         self._begin_work(this.started_s)
         self._close_step()
+        self._close_unseen(this.started_s)
         feeding = self._book.feeding
         if feeding is not None and feeding.has_ended and not self._manual_epochs:
             self._close_epoch(this.started_s)
@@ -109,6 +110,8 @@ class StepClock:
         if this.is_eval:
             return
         self._close_step()
+        if self.feeds.passes[-1:] != [this]:
+            self._close_unseen(start_s)
         if not self._stepped and start_s - self._entered_s > _NO_STEP_S:
             self._sink.on_guess(
                 "no-step",
@@ -136,6 +139,7 @@ class StepClock:
         feeding = self._book.feeding
         if feeding is not None and feeding is not this:
             feeding.partner_ended = True
+        self._close_unseen(end_s)
 
     # --- forward, backward, optimizer -----------------------------------------------------------
 
@@ -329,6 +333,16 @@ class StepClock:
         if span_s is not None:
             self._emit_phase("eval", *span_s)
         self.feeds.drop_closed_evaluations()
+
+    def _close_unseen(self, now_s: float) -> None:
+        """End an evaluation whose forwards were not seen; nothing of a step came meanwhile."""
+        if self._phase is not None or self._evaluation.is_open or self._running.has_work:
+            return
+        for this in self.feeds.unused():
+            start_s = max(this.started_s, self._boundary_s, self._phase_end_s)
+            this.is_eval, this.fresh, this.wait_s = True, 0, 0.0
+            self._emit_phase("eval", start_s, now_s)
+            self._phase_end_s = now_s
 
     def _emit_phase(self, kind: str, start_s: float, end_s: float) -> None:
         duration_s = max(0.0, end_s - start_s)

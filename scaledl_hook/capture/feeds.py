@@ -4,6 +4,7 @@ from scaledl.capture.epochs import EpochBook
 from scaledl.capture.loaders import Pass
 
 _PASSES_KEPT = 8
+_UNUSED_LEAST = 3  # batches
 
 
 class Feeds:
@@ -79,14 +80,33 @@ class Feeds:
     def is_fed_by_other(self) -> bool:
         """Whether the fresh batches come from another pass than the training's."""
         feeding = self._book.feeding
-        if feeding is None or feeding.fresh:
-            return False
-        return any(p.fresh and p is not feeding for p in self.passes)
+        if feeding is None:  # between two epochs
+            return self.last is not None and any(
+                p.fresh and p.key != self.last.key for p in self.passes
+            )
+        return not feeding.fresh and any(p.fresh and p is not feeding for p in self.passes)
 
     def evaluations(self) -> list[Pass]:
         """The pass that feeds an evaluation that runs now, if one does."""
         feeding = self._book.feeding
         return [p for p in self.passes if p.fresh and not p.trains and p is not feeding][-1:]
+
+    def unused(self) -> list[Pass]:
+        """Passes over another loader than the training's that fed neither it nor the module.
+
+        Their batches went to a module inside a wrapper (``model.module``), or to another one. Few
+        batches tell nothing: a trainer may hold them back for its next step.
+        """
+        last, feeding = self.last, self._book.feeding
+        if last is None or self.is_named:
+            return []
+        return [
+            p
+            for p in self.passes
+            if p.num_batches >= _UNUSED_LEAST
+            and p.fresh == p.num_batches
+            and not (p.is_eval or p.trains or p.explicit or p is feeding or p.key == last.key)
+        ]
 
     def candidate(self) -> Pass | None:
         """The pass that feeds the training: named by the user, else the oldest that yielded."""

@@ -32,6 +32,11 @@ class RunningStep:
         self.saw_backward = False
         self._calls.clear()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything of a step came yet."""
+        return bool(self.micro or self.saw_backward or self.forward_s or self.optimizer_s)
+
     def add_optimizer(self, start_s: float, end_s: float) -> None:
         """One call; calls inside it were told before it and are in its time."""
         before = self._calls

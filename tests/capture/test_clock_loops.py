@@ -587,6 +587,66 @@ def test_evaluation_that_forgets_eval_mode_is_still_a_phase():
     assert sum(p.duration_s for p in seen.phases) == pytest.approx(6 * 3 * (FETCH_S + FORWARD_S))
 
 
+@pytest.mark.parametrize("ends", ["all", "break"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_evaluation_of_a_module_inside_a_wrapper_is_a_phase_and_no_slow_step(
+    inside: bool, ends: str
+):
+    time, net, seen = _watched()
+    inner = SlowNet(time)  # stands for ``model.module``: no sensor sits on it
+    loader, optimizer = batches(6, time), sgd(net, time)
+    held_out = batches(5, time)
+
+    def evaluate_inner() -> None:
+        with torch.no_grad():
+            for index, y in enumerate(held_out):
+                if ends == "break" and index == 4:
+                    break
+                inner(y)
+
+    with seen:
+        for _ in range(3):
+            for index, x in enumerate(loader):
+                train_step(net, optimizer, x)
+                if inside and index == 3:
+                    evaluate_inner()
+            if not inside:
+                evaluate_inner()
+    assert seen.steps_by_epoch == [6, 6, 6]
+    assert seen.batches_by_epoch == [6, 6, 6]
+    last = 0 if inside or ends == "all" else 1  # what is broken off last has no end
+    assert [p.kind for p in seen.phases] == ["eval"] * (3 - last)
+    assert [s.wall_s for s in seen.steps] == pytest.approx([STEP_S] * 18)
+    assert [e.train_s for e in seen.epochs] == pytest.approx([6 * STEP_S] * 3)
+
+
+def test_evaluation_with_the_wrapper_in_training_mode_is_a_phase():
+    time, net, seen = _watched()
+    loader, optimizer = batches(6, time), sgd(net, time)
+    held_out = batches(5, time)
+    with seen:
+        for _ in range(3):
+            for x in loader:
+                train_step(net, optimizer, x)
+            with torch.no_grad():
+                for y in held_out:
+                    net(y)
+    assert seen.steps_by_epoch == [6, 6, 6]
+    assert len(seen.phases) == 3
+    assert [s.wall_s for s in seen.steps] == pytest.approx([STEP_S] * 18)
+
+
+def test_a_second_loader_that_trains_beside_the_first_is_no_evaluation():
+    time, net, seen = _watched()
+    loader, optimizer, other = batches(6, time), sgd(net, time), batches(6, time)
+    with seen:
+        for _ in range(2):
+            for x, _y in zip(loader, other, strict=True):
+                train_step(net, optimizer, x)
+    assert seen.steps_by_epoch == [6, 6]
+    assert seen.phases == []
+
+
 def test_training_in_eval_mode_is_training_and_its_evaluation_a_phase():
     time, net, seen = _watched()
     loader, optimizer = batches(5, time), sgd(net, time)
