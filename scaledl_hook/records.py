@@ -390,7 +390,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Last line of a rank that left the block. Its absence means killed or still running.
 
-    ``interrupted`` is a keyboard interrupt; any other exception is ``exception``.
+    ``interrupted`` is a keyboard interrupt; other errors are ``exception``, an exit with 0 is none.
     """
 
     at_s: UnixTime

@@ -158,17 +158,22 @@ def test_an_estimate_reads_well_with_and_without_a_known_end():
     assert str(Eta(at_s=1.0, step=7, basis="measured", remaining_s=done)) == "0 s left, measured"
 
 
-def test_a_keyboard_interrupt_is_recorded_as_one_and_other_errors_as_errors(tmp_path: Path):
-    states = {}
-    for error in (KeyboardInterrupt, RuntimeError, SystemExit, None):
-        run = scaledl.track(make_model(), epochs=2, run_dir=tmp_path, report="none")
-        with pytest.raises(error) if error else contextlib.nullcontext(), run:
-            if error is not None:
-                raise error
-        states[error] = open_run(run.folder).state
-    assert states == {
-        KeyboardInterrupt: "interrupted",
-        RuntimeError: "error",
-        SystemExit: "finished",  # without a code it is a wanted end
-        None: "finished",
-    }
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (RuntimeError(), "error"),
+        (SystemExit(1), "error"),
+        (SystemExit(0), "finished"),
+        (None, "finished"),
+    ],
+    ids=repr,
+)
+def test_a_keyboard_interrupt_is_recorded_as_one_and_other_errors_as_errors(
+    error: BaseException | None, state: str, tmp_path: Path
+):
+    run = scaledl.track(make_model(), epochs=2, run_dir=tmp_path, report="none")
+    with pytest.raises(type(error)) if error else contextlib.nullcontext(), run:
+        if error is not None:
+            raise error
+    assert open_run(run.folder).state == state
