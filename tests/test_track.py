@@ -857,9 +857,9 @@ def test_a_terminal_shows_one_line_redrawn_in_place(tmp_path: Path) -> None:
         fit(1)
     """
     data = read_terminal(
-        [sys.executable, str(script(body, tmp_path))], environment(tmp_path / "home"), (120, 200)
+        [sys.executable, str(script(body, tmp_path))], environment(tmp_path / "home"), (100, 200)
     )
-    screen = pyte.HistoryScreen(120, 200, history=1000)
+    screen = pyte.HistoryScreen(100, 200, history=1000)
     pyte.Stream(screen).feed(data)
     rows = [row.rstrip() for row in screen.display if row.strip()]
     live = [row for row in rows if re.match(r"scaledl .*step +\d+/200", row)]
@@ -868,7 +868,7 @@ def test_a_terminal_shows_one_line_redrawn_in_place(tmp_path: Path) -> None:
     blocks = sum("took" in row for row in rows) + 2
     assert 1 <= len(live) <= blocks + 1, "\n".join(rows)
     assert any("done: 200 steps" in row for row in rows)
-    assert all(len(row) <= 120 for row in rows)
+    assert all(len(row) <= 100 for row in rows)
     assert not any("Traceback" in row for row in rows)
     spoken = next(row for row in rows if "words of the user" in row)
     assert spoken.endswith("words of the user")

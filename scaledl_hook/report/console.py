@@ -7,6 +7,7 @@ newline; it never prints. Epochs count from 0 in records and from 1 in text.
 from scaledl.records import EpochSummary, Eta, RunEnd, ScalingReport
 from scaledl.report.exchange import exchange_text
 from scaledl.report.layers import render_comm, render_layers
+from scaledl.report.left import left_text
 from scaledl.report.lists import (
     Check,
     RunLine,
@@ -24,7 +25,6 @@ from scaledl.report.whatif_text import (
     advice_lines,
     chart_lines,
     foot_lines,
-    left_text,
     render_report,
     whatif_lines,
 )

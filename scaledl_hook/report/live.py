@@ -1,10 +1,11 @@
 """The live line: one line on a terminal, sparse lines in a log; ``pace`` says when.
 
 Pure functions that return text. Fields keep their order and place, so that the eye finds them
-and ``grep`` does; on a narrow terminal the less needed ones are left out. A time of day has seconds
-where its interval is so narrow that minutes would hide it.
+and ``grep`` does; on a narrow terminal the less needed ones are left out. Where the interval is so
+narrow that minutes would hide it, a time of day has seconds; near the end seconds to go say it.
 """
 
+import math
 import time
 
 from scaledl.records import Eta, Interval, Progress
@@ -23,18 +24,13 @@ __all__ = [
     "Shown",
     "is_beyond",
     "render_change",
-    "render_done",
     "render_line",
     "render_log_line",
 ]
 
 NAME = "scaledl  "
 MAX_WIDTH = 100
-OUTCOMES = {
-    "finished": "done",
-    "stopped-early": "stopped early",
-    "interrupted": "interrupted",
-}
+NEAR_S = 100.0  # so near the end seconds to go say more than the time of day
 SECONDS_BELOW_S = 120.0  # an interval or a move that is narrower is shown to the second
 
 
@@ -77,17 +73,28 @@ def _needs_seconds(left: Interval) -> bool:
 
 
 def _when_text(eta: Eta, left: Interval, now_s: float, about: str = "", word: str = "") -> str:
-    """``14:05 (13:55 to 14:20)``: a time of day with its interval, to the second if narrow."""
-    mean, low, high = (
-        format_clock(eta.at_s + ends_s, now_s, seconds=_needs_seconds(left))
-        for ends_s in (left.mean, left.low, left.high)
-    )
-    return f"{about}{mean} ({low} to {high}{f', {word}' if word else ''})"
+    """``14:05 (13:55 to 14:20)``, near the end ``14:05, in 20 s (16 to 28 s)``."""
+    ends_s = [eta.at_s + end_s for end_s in (left.mean, left.low, left.high)]
+    word = f", {word}" if word else ""
+    if _is_near(ends_s[0], now_s, left):
+        mean, low, high = (max(at_s - now_s, 0.0) for at_s in ends_s)
+        span = f"{math.floor(low)} to {max(1, math.ceil(high))} s"
+        at = format_clock(ends_s[0], now_s)
+        return f"{about}{at}, in {about}{max(1.0, mean):.0f} s ({span}{word})"
+    at, first, last = (format_clock(s, now_s, seconds=_needs_seconds(left)) for s in ends_s)
+    return f"{about}{at} ({first} to {last}{word})"
 
 
-def _left_text(at_s: float, now_s: float, left: Interval) -> str:
+def _is_near(at_s: float, now_s: float, left: Interval) -> bool:
+    return at_s - now_s < NEAR_S and _needs_seconds(left)
+
+
+def _left_text(at_s: float, now_s: float, left: Interval, about: str, tail: str) -> str:
     """How long it is to ``at_s``, with the digits that its interval allows."""
-    return format_about(max(at_s - now_s, 0.0), (left.high - left.low) / 2)
+    if _is_near(at_s, now_s, left):
+        return ""  # it was said beside the time of day
+    doubt_s = (left.high - left.low) / 2
+    return f"{about}{format_about(max(at_s - now_s, 0.0), doubt_s)} {tail}"
 
 
 def _join(lead: str, fields: list[tuple[int, str]], width: int, *, unicode: bool) -> str:
@@ -163,7 +170,7 @@ def _time_fields(
     word = "prior" if is_prior else ""
     return [
         (0, f"done {_when_text(eta, eta.remaining_s, now_s, about, word)}"),
-        (2, f"{about}{_left_text(eta.finish_at, now_s, eta.remaining_s)} left"),
+        (2, _left_text(eta.finish_at, now_s, eta.remaining_s, about, "left")),
         (1, _end_name(progress)),
     ]
 
@@ -179,7 +186,7 @@ def _epoch_time_fields(
     ends_at = eta.at_s + left.mean
     return [
         (0, f"epoch done {_when_text(eta, left, now_s, about)}"),
-        (2, f"{about}{_left_text(ends_at, now_s, left)} left in the epoch"),
+        (2, _left_text(ends_at, now_s, left, about, "left in the epoch")),
         unknown,
     ]
 
@@ -244,7 +251,7 @@ def _log_times(prefix: str, eta: Eta, left: Interval, now_s: float) -> list[str]
     return said + times
 
 
-# --- changes and the end ------------------------------------------------------------------------
+# --- changes ------------------------------------------------------------------------------------
 
 
 def render_change(old: Eta, new: Eta, now_s: float, *, unicode: bool = False) -> str:
@@ -262,31 +269,3 @@ def render_change(old: Eta, new: Eta, now_s: float, *, unicode: bool = False) ->
     )
     text = f"{NAME}ETA {before} {arrow} {after} ({sign}{format_seconds(abs(moved))})"
     return f"{text}: {printable(new.changed_because)}" if new.changed_because else text
-
-
-def render_done(
-    first: Eta | None,
-    progress: Progress,
-    *,
-    started_s: float,
-    now_s: float,
-    outcome: str = "finished",
-) -> str:
-    """The last line: done, and how the first estimate compares with what came true."""
-    took = format_seconds(now_s - started_s)
-    steps = f"{progress.step} step{'' if progress.step == 1 else 's'}"
-    words = OUTCOMES.get(outcome, "ended by exception")
-    planned = progress.total_steps
-    of = f" of {planned}" if planned is not None and progress.step < planned else ""
-    line = f"{NAME}{words} {format_clock(now_s, now_s)}: {steps}{of} in {took}"
-    if outcome != "finished" or first is None or first.finish_at is None:
-        return line
-    assert first.remaining_s is not None
-    off = now_s - first.finish_at
-    place = "inside" if now_s - first.at_s in first.remaining_s else "outside"
-    when = "later" if off >= 0 else "earlier"
-    return (
-        f"{line}; first estimate at step {first.step} was "
-        f"{_when_text(first, first.remaining_s, now_s)}: {format_seconds(abs(off))} {when}, "
-        f"{place} its range"
-    )

@@ -229,6 +229,12 @@ def _caveats(rows: tuple[ScalingRow, ...], base: Measurement) -> tuple[str, ...]
     return (*known, *sorted(found - set(CAVEAT_TEXT)))
 
 
+def is_far(row: ScalingRow, report: ScalingReport) -> bool:
+    """Whether the row is a forecast beyond twice the largest count measured."""
+    seen = [r.num_gpus for r in report.rows if r.basis == "measured"]
+    return row.basis != "measured" and bool(seen) and row.num_gpus > 2 * max(seen)
+
+
 def counts_within(
     report: ScalingReport, *, deadline_s: float | None = None, budget_usd: float | None = None
 ) -> tuple[int, ...]:

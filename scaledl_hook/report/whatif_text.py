@@ -2,7 +2,8 @@
 
 from scaledl.records import ScalingReport, ScalingRow
 from scaledl.report.chart import interval_chart
-from scaledl.report.scaling import cause_text, caveat_text
+from scaledl.report.left import left_text
+from scaledl.report.scaling import cause_text, caveat_text, is_far
 from scaledl.report.text import (
     Column,
     Style,
@@ -57,12 +58,6 @@ def _heading_lines(
     legend += [f"{style.mark('measured')} as now"] if style.mark("measured") in marks else []
     heading = heading_text(report, cpu_run=cpu_run)
     return two_ends(heading, "  ".join(legend), style) if legend else wrap_text(heading, style)
-
-
-def is_far(row: ScalingRow, report: ScalingReport) -> bool:
-    """Whether the row is a forecast beyond twice the largest count measured."""
-    seen = [r.num_gpus for r in report.rows if r.basis == "measured"]
-    return row.basis != "measured" and bool(seen) and row.num_gpus > 2 * max(seen)
 
 
 def _basis_text(row: ScalingRow, report: ScalingReport) -> str:
@@ -222,70 +217,6 @@ def advice_lines(
         note = f"note: {caveat_text(key, cpu_run=cpu_run)}"
         lines += wrap_text(note, style, indent="  ", hang="    ")
     return [*lines, *wrap_text(coverage_text(report) + run_hint, style, hang="  ")]
-
-
-def left_text(
-    report: ScalingReport, *, phases_left_s: float | None = None, whole_run: bool = False
-) -> str:
-    """Time left now and at the advised count: ``29 epochs left: 4 h as now, 2 h on 8``.
-
-    Nothing where nothing is left: at the end of the plan and beyond it. ``phases_left_s`` is what
-    evaluation and other phases will take in the rest, taken as equal on every count; where it is
-    unknown the text says that it speaks of training only.
-    """
-    known = [
-        r for r in report.rows if r.remaining_s and r.remaining_s.mean > 0 and r.fits is not False
-    ]
-    if not known:
-        return ""
-    advised = report.recommendation.num_gpus if report.recommendation else None
-    now = None if report.measured_index is None else report.rows[report.measured_index].num_gpus
-    wanted = {now, advised}
-    best = next((r for r in known if r.num_gpus == advised), None)
-    if best is not None:
-        wanted |= {r.num_gpus for r in _faster_than(best, known)[:1]}
-    parts = []
-    for row in sorted((r for r in known if r.num_gpus in wanted), key=lambda r: r.num_gpus != now):
-        assert row.remaining_s is not None
-        about = "about " if row.basis == "prior" or is_far(row, report) else ""
-        where = "as now" if row.num_gpus == now else f"on {row.num_gpus}"
-        whole_s = row.remaining_s.mean + (phases_left_s or 0.0)
-        parts.append(f"{about}{format_seconds(whole_s)} {where}")
-    said = ", ".join(parts) + _holds_text(known, phases_left_s) + "."
-    epochs_left = _epochs_left(known)
-    if epochs_left is None:
-        return f"time left: {said}"
-    count = f"{epochs_left:.4g}"
-    what = f"{count} {'epoch' if count == '1' else 'epochs'}"
-    what = f"the whole run of {what}" if whole_run else f"{what} left"
-    return f"{what}: {said}"
-
-
-def _holds_text(known: list[ScalingRow], phases_left_s: float | None) -> str:
-    """What the time left holds beside training steps, where that is worth a word."""
-    if phases_left_s is None:
-        return " (training only)"
-    most_s = max(row.remaining_s.mean for row in known if row.remaining_s is not None)
-    if phases_left_s < 0.01 * most_s:
-        return ""
-    return f" (evaluation and the like {format_seconds(phases_left_s)})"
-
-
-def _epochs_left(rows: list[ScalingRow]) -> float | None:
-    """Epochs to go, the same on each count: the rest over one epoch."""
-    for row in rows:
-        if row.remaining_s is not None and row.epoch_s is not None and row.epoch_s.mean > 0:
-            return row.remaining_s.mean / row.epoch_s.mean
-    return None
-
-
-def _faster_than(best: ScalingRow, rows: list[ScalingRow]) -> list[ScalingRow]:
-    """Larger counts that would end sooner, ascending."""
-
-    def left_s(row: ScalingRow) -> float:
-        return row.remaining_s.mean if row.remaining_s is not None else float("inf")
-
-    return [r for r in rows if r.num_gpus > best.num_gpus and left_s(r) < left_s(best)]
 
 
 def coverage_text(report: ScalingReport) -> str:

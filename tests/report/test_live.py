@@ -1,4 +1,5 @@
 import os
+import re
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,7 +11,6 @@ from scaledl.records import Eta, Interval, Progress
 from scaledl.report.live import (
     LinePolicy,
     render_change,
-    render_done,
     render_line,
     render_log_line,
 )
@@ -155,21 +155,30 @@ def near(mean_s: float, low_s: float, high_s: float, **changes) -> Eta:
     return REPLACE(ETA, remaining_s=left, finish_at=NOW_S + mean_s, **changes)
 
 
-def test_an_interval_within_a_minute_is_shown_to_the_second_and_never_left_out():
+def test_near_the_end_seconds_to_go_and_their_interval_are_said():
     assert line(eta=near(20.4, 16.2, 27.9)) == (
-        "scaledl  epoch 3/30, step  5210/75000, 215 ms: done 09:54:50 (09:54:46 to 09:54:57), "
-        "20 s left"
+        "scaledl  epoch 3/30, step  5210/75000, 215 ms: done 09:54, in 20 s (16 to 28 s)"
     )
-    sure = line(eta=near(14.0, 13.9, 14.1))
-    assert "done 09:54:44 (09:54:43 to 09:54:44), 14 s left" in sure
+    assert line(eta=near(14.0, 13.9, 14.1)).endswith("done 09:54, in 14 s (13 to 15 s)")
+    prior = line(eta=near(14.0, 9.0, 30.0, basis="prior"), learning=(12, 20))
+    assert prior.endswith("done ~09:54, in ~14 s (9 to 30 s, prior)")
 
 
-def test_no_live_line_counts_milliseconds_or_microseconds():
-    over = render_line(
+def test_a_narrow_interval_far_away_is_shown_to_the_second():
+    text = line(eta=near(3000.0, 2980.0, 3030.0))
+    assert text.endswith("done 10:44:30 (10:44:10 to 10:45:00), 50 min left")
+
+
+def test_the_line_never_lacks_its_interval_nor_counts_milliseconds():
+    for mean_s in (0.0, 0.2, 5.0, 99.0, 101.0, 5000.0, 90_000.0):
+        for half_s in (0.0, 0.1, 30.0, 59.0, 2000.0):
+            text = line(eta=near(mean_s, max(0.0, mean_s - half_s), mean_s + half_s))
+            assert " to " in text
+            assert not re.search(r"[0-9] [mu]s left|in [0-9]+ [mu]s|-[0-9]", text)
+    late = render_line(
         near(14.0, 13.0, 15.0), PLACE, step_s=0.2, now_s=NOW_S + 60, width=100, unicode=False
     )
-    assert over.endswith("under 1 s left")
-    assert line(eta=near(0.5, 0.4, 0.6)).endswith("under 1 s left")
+    assert late.endswith("in 1 s (0 to 1 s)")
 
 
 @pytest.mark.parametrize("half_s", [600.0, 20.0, 3.0])
@@ -211,25 +220,6 @@ def test_change_says_from_to_and_why():
     assert render_change(ETA, new, NOW_S) == f"scaledl  ETA 14:05 -> {tail}"
     assert render_change(ETA, new, NOW_S, unicode=True) == f"scaledl  ETA 14:05 → {tail}"
     assert "14:31 -> 14:05 (-26 min)" in render_change(new, ETA, NOW_S)
-
-
-def test_U14_last_line_sets_actual_against_first_estimate():
-    end = REPLACE(PLACE, step=75000, epoch=29)
-    first = REPLACE(ETA, step=20)
-    times = {"started_s": NOW_S - 1000}
-    assert render_done(first, end, now_s=NOW_S + 15200, **times) == (
-        "scaledl  done 14:07: 75000 steps in 4 h 30 min; first estimate at step 20 was 14:05 "
-        "(13:55 to 14:20): 2.8 min later, inside its range"
-    )
-    assert "outside its range" in render_done(first, end, now_s=NOW_S + 20000, **times)
-    assert render_done(None, end, now_s=NOW_S, **times) == (
-        "scaledl  done 09:54: 75000 steps in 17 min"
-    )
-
-
-def test_E13_an_early_end_is_told_as_one():
-    text = render_done(ETA, PLACE, started_s=NOW_S - 60, now_s=NOW_S, outcome="stopped-early")
-    assert text == "scaledl  stopped early 09:54: 5210 steps of 75000 in 60 s"
 
 
 # --- when ---------------------------------------------------------------------------------------
