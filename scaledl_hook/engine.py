@@ -4,23 +4,21 @@ Runs on the training thread, between steps. A step costs microseconds here; once
 brought up to date and the live line may be drawn; at an epoch's end the report is made.
 """
 
-import logging
 import os
-import sys
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from scaledl.capture.meeting import Meeting
 from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
-from scaledl.errors import is_strict, run_all
+from scaledl.ending import outcome_of
+from scaledl.errors import run_all
+from scaledl.faults import Faults
 from scaledl.journal import Journal
 from scaledl.limit import limit_of, on_the_limit
 from scaledl.narrator import Narrator
@@ -31,7 +29,6 @@ from scaledl.records import (
     DeviceSample,
     EpochRecord,
     LayerGraph,
-    Outcome,
     ParallelPlan,
     PhaseRecord,
     ProfileWindow,
@@ -43,17 +40,15 @@ from scaledl.records import (
 from scaledl.remarks import remarks
 from scaledl.report.live import is_beyond
 from scaledl.reporter import Reporter
-from scaledl.setting import cluster_of, model_name, place_of, run_info
+from scaledl.setting import cluster_of, model_name, run_info
 from scaledl.speaker import Speaker
 from scaledl.store import home_dir, new_run_id
+from scaledl.tally import EpochTally
 
 if TYPE_CHECKING:
     from torch import nn
 
-_log = logging.getLogger("scaledl")
-
 FLUSH_S = 1.0
-STEPS_KEPT = 4096
 _num_runs = 0
 _running: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
@@ -74,10 +69,8 @@ class Engine:
         self._model_name = model_name(model)
         self._wall_offset_s = time.time() - time.perf_counter()
         self._started_s = time.perf_counter()
-        self._closing = False
         self._pid = os.getpid()
-        self._errors: list[Exception] = []
-        self._off: dict[str, str] = {}
+        self._faults = Faults(self.on_guess, lambda: self.capture.clock.step)
         self.capture = Capture(
             model,
             self,
@@ -100,9 +93,7 @@ class Engine:
         )
         self.pulse = Pulse(self.journal.write, step_cost)
         self._fresh: list[StepRecord] = []
-        self._epoch_walls_s: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._epoch_own_s: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._phases: deque[PhaseRecord] = deque(maxlen=STEPS_KEPT)
+        self._tally = EpochTally()
         self._last_flush_s = self._started_s
         self._own_s = 0.0
         self._train_s = 0.0
@@ -127,7 +118,7 @@ class Engine:
 
     def detach(self) -> None:
         """Take every sensor off; used where entering failed half way."""
-        self._closing = True
+        self._faults.closing = True
         run_all(
             [("sensors", self.capture.stop), ("journal", self.journal.close)],
             self.on_error,
@@ -139,7 +130,7 @@ class Engine:
         _running.discard(self)
         if os.getpid() != self._pid:
             return  # a forked child: the run goes on in its parent
-        self._closing = True
+        self._faults.closing = True
         run_all(
             [
                 ("end of the run", self._note_plan),
@@ -149,8 +140,8 @@ class Engine:
             ],
             self.on_error,
         )
-        if self._errors and is_strict() and not failed:
-            raise self._errors[0]
+        if self._faults.raised and not failed:
+            raise self._faults.raised[0]
 
     def _note_plan(self) -> None:
         """Keep the planned length: an epoch that is cut off closes, and then tells none."""
@@ -160,15 +151,16 @@ class Engine:
         now_s = time.perf_counter()
         self._flush(now_s, draw=False)
         if self._rank == 0:
-            self._part("report", lambda: self._reporter.finish(self._plan(), self._cost()))
+            self._faults.part("report", lambda: self._reporter.finish(self._plan(), self._cost()))
         if self.journal.run_id is None:
             self._open(f"{self._own_id}-rank{self._rank}")
-        self._part("journal", lambda: self.journal.close_block(self._wall(now_s)))
+        self._faults.part("journal", lambda: self.journal.close_block(self._wall(now_s)))
         progress = self.progress()
+        planned = progress.total_steps or self._planned_steps
         end = RunEnd(
             at_s=self._wall(now_s),
             step=progress.step,
-            outcome=_outcome(progress, progress.total_steps or self._planned_steps, failed=failed),
+            outcome=outcome_of(progress.step, planned, failed=failed),
             overhead_fraction=self._cost(),
         )
         if is_beyond(progress):
@@ -202,13 +194,9 @@ class Engine:
         """A step ended: hot path, microseconds."""
         now_s = self.capture.clock.boundary_s
         self._fresh.append(step)
-        self._part("forecast", lambda: self._outlook.add_step(step))
+        self._faults.part("forecast", lambda: self._outlook.add_step(step))
         self._train_s += step.wall_s
-        if not step.tags:
-            waited_s = step.comm_exposed_s
-            self._epoch_walls_s.append(step.wall_s)
-            if waited_s is not None:
-                self._epoch_own_s.append(step.wall_s - waited_s)
+        self._tally.add_step(step)
         self.capture.step_ended(step)
         is_due = now_s - self._last_flush_s >= FLUSH_S and self.capture.border.is_live
         if is_due or len(self._fresh) >= 500:
@@ -218,32 +206,26 @@ class Engine:
         """A phase ended. The steps before it are handed on; the estimate waits for its second."""
         self._hand_on(time.perf_counter())
         phase = msgspec.structs.replace(phase, at_s=self._wall(phase.at_s))
-        self._phases.append(phase)
-        self._part("ETA", lambda: self.pulse.add_phase(phase))
-        self._part("journal", lambda: self.journal.write(phase))
+        self._tally.add_phase(phase)
+        self._faults.part("ETA", lambda: self.pulse.add_phase(phase))
+        self._faults.part("journal", lambda: self.journal.write(phase))
 
     def on_epoch(self, epoch: EpochRecord) -> None:
         """An epoch ended: learn, forecast, report."""
         begin_s = time.perf_counter()
-        if self._closing or self.pulse.eta is None or begin_s - self._last_flush_s >= FLUSH_S:
+        if (
+            self._faults.closing
+            or self.pulse.eta is None
+            or begin_s - self._last_flush_s >= FLUSH_S
+        ):
             self._flush(begin_s, draw=False)
         else:  # epochs of a few steps: an estimate at each would cost more than the steps
             self._hand_on(begin_s)
-        walls_s, own_s = list(self._epoch_walls_s), list(self._epoch_own_s)
-        self._epoch_walls_s.clear()
-        self._epoch_own_s.clear()
-        epoch = msgspec.structs.replace(
-            epoch,
-            at_s=self._wall(epoch.at_s),
-            step_p50_s=float(np.median(walls_s)) if walls_s else None,
-            own_p50_s=float(np.median(own_s)) if own_s else None,
-            energy_j=self.capture.sampler.energy_j,
-        )
-        self._part("journal", lambda: self._note_epoch(epoch))
-        self._part("ETA", lambda: self.pulse.add_epoch(epoch))
-        phases = tuple(self._phases)
-        self._phases.clear()
-        self._part("report", lambda: self._report(epoch, phases))
+        energy_j = self.capture.sampler.energy_j
+        epoch, phases = self._tally.close(epoch, at_s=self._wall(epoch.at_s), energy_j=energy_j)
+        self._faults.part("journal", lambda: self._note_epoch(epoch))
+        self._faults.part("ETA", lambda: self.pulse.add_epoch(epoch))
+        self._faults.part("report", lambda: self._report(epoch, phases))
         self._own_s += time.perf_counter() - begin_s
 
     def _note_epoch(self, epoch: EpochRecord) -> None:
@@ -253,7 +235,7 @@ class Engine:
     def _report(self, epoch: EpochRecord, phases: tuple[PhaseRecord, ...]) -> None:
         if self._rank == 0:
             self._reporter.epoch_ended(
-                epoch, self._plan(), phases, self._cost(), is_last=self._closing
+                epoch, self._plan(), phases, self._cost(), is_last=self._faults.closing
             )
         else:
             self._outlook.end_epoch()
@@ -263,7 +245,7 @@ class Engine:
         self._outlook.add_window(window)
         self.journal.write(window)
         if self._config.learner == "inline" and self._rank == 0:
-            self._part("forecast", self._learn_now)
+            self._faults.part("forecast", self._learn_now)
 
     def _learn_now(self) -> None:
         measured = self._outlook.measurement(self._plan())
@@ -282,7 +264,7 @@ class Engine:
     def on_guess(self, key: str, text: str) -> None:
         """A guess or a loss to tell the user, once."""
         if key in ("store", "comm") or key.startswith("device"):
-            self._off[key] = text
+            self._faults.off[key] = text
         if self._rank == 0 or key == "store":
             note = self._narrator.tell(key, text)
             if note is not None and key != "store":
@@ -290,22 +272,7 @@ class Engine:
 
     def on_error(self, sensor: str, error: Exception) -> None:
         """An error of ours: told once, the sensor is off; raised in strict mode."""
-        if is_strict():
-            self._errors.append(error)
-            if self._closing:
-                return
-            raise error
-        place = place_of(error)
-        text = (
-            f"{sensor} stopped at step {self.capture.clock.step} ({place}). "
-            "Your training is not affected."
-        )
-        self._off[sensor] = text
-        _log.debug("scaledl: %s", text, exc_info=error)
-        try:
-            self.on_guess(f"error:{place}", text)  # one cause is told once, whoever meets it
-        except Exception:  # the voice itself is broken, and the log above has it
-            return
+        self._faults.on_error(sensor, error)
 
     # --- once a second ------------------------------------------------------------------------
 
@@ -319,30 +286,21 @@ class Engine:
             return None
         return (self._own_s + self.capture.windows.spent_s) / self._train_s
 
-    def _part(self, name: str, action: Callable[[], None]) -> None:
-        """Run one part on its own: if it fails it is off, and the others go on."""
-        if name in self._off:
-            return
-        try:
-            action()
-        except Exception as error:
-            self.on_error(name, error)
-
     def _flush(self, now_s: float, *, draw: bool = True) -> None:
         """Bring the journal and the ETA up to date; draw the live line if it is due."""
         self._last_flush_s = now_s
         self._hand_on(now_s)
-        self._part("common run id", self._meet)
-        self._part("ETA", lambda: self.pulse.beat(self.progress(), self._wall(now_s)))
+        self._faults.part("common run id", self._meet)
+        self._faults.part("ETA", lambda: self.pulse.beat(self.progress(), self._wall(now_s)))
         if draw and self._rank == 0:
-            self._part("live line", self._draw)
+            self._faults.part("live line", self._draw)
         self._own_s += time.perf_counter() - now_s
 
     def _hand_on(self, now_s: float) -> None:
         fresh, self._fresh = self._fresh, []
         at_s = self._wall(now_s)
-        self._part("step records", lambda: self._note_steps(fresh, at_s))
-        self._part("ETA", lambda: self.pulse.add_steps(fresh, self.progress()))
+        self._faults.part("step records", lambda: self._note_steps(fresh, at_s))
+        self._faults.part("ETA", lambda: self.pulse.add_steps(fresh, self.progress()))
 
     def _note_steps(self, fresh: list[StepRecord], at_s: float) -> None:
         for step in fresh:
@@ -447,7 +405,7 @@ class Engine:
             "run_id": self.journal.run_id,
             "rank": self._rank,
             "step": self.capture.clock.step,
-            "off": dict(self._off),
+            "off": dict(self._faults.off),
             "guesses": {note.key: note.text for note in self._narrator.notes},
             "overhead_fraction": self._cost(),
             "energy_source": self.capture.sampler.energy_source,
@@ -456,21 +414,6 @@ class Engine:
 
     def _wall(self, at_s: float) -> float:
         return at_s + self._wall_offset_s
-
-
-def _outcome(progress: Progress, planned_steps: int | None, *, failed: bool) -> Outcome:
-    """How the run ended. The block is left inside the handler of what ended it."""
-    error = sys.exception() if failed else None
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    # A generator that its user closed and sys.exit(0) leave by an exception that is no error.
-    wanted = isinstance(error, GeneratorExit) or (
-        isinstance(error, SystemExit) and error.code in (None, 0)
-    )
-    if failed and not wanted:
-        return "exception"
-    early = planned_steps is not None and progress.step < planned_steps
-    return "stopped-early" if early else "finished"
 
 
 def _after_fork() -> None:
