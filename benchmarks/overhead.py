@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py --json            (all models and modes, about 12 minutes)
     python benchmarks/overhead.py --quick
+    python benchmarks/overhead.py --device cuda --models resnet50 gpt2 --modes single --compile
 
 One warm process (or two ranks) trains one model. Under `track` with its default settings runs one
 continuous training of two epochs, sampled steps, estimates and both reports included. It takes
@@ -32,6 +33,7 @@ from common import Bar, below, bootstrap, finish, machine, table
 
 LIMIT_RATIO = 1.01
 MODELS = ("mlp", "resnet", "bert")
+GPU_MODELS = ("resnet50", "gpt2", "bert_base", "vit", "t5")
 MODES = ("single", "ddp2")
 ARMS = ("tracked", "plain", "again")
 ORDERS = tuple(itertools.permutations(ARMS))
@@ -48,10 +50,13 @@ Turn = dict[str, list[float]]  # arm -> [wall seconds, processor seconds, steps]
 class Trainer:
     """One model with its optimizer; runs given numbers of steps in one arm or another."""
 
-    def __init__(self, name: str, *, distributed: bool) -> None:
+    def __init__(
+        self, name: str, *, distributed: bool, device: str = "cpu", compiled: bool = False
+    ) -> None:
         """Build the model; join the process group if there is one."""
+        import gpu_models
+        import overhead_models
         import torch
-        from overhead_models import WORKLOADS
 
         torch.set_num_threads(1 if distributed else 2)
         torch.manual_seed(0)
@@ -59,8 +64,11 @@ class Trainer:
             torch.distributed.init_process_group("gloo")
         self.distributed = distributed
         self.rank = torch.distributed.get_rank() if distributed else 0
-        self.workload = WORKLOADS[name]
-        model = self.workload.make_model()
+        self.device = device
+        self.workload = (gpu_models.WORKLOADS | overhead_models.WORKLOADS)[name]
+        model = self.workload.make_model().to(device)
+        if compiled:
+            model.compile()
         self.model = torch.nn.parallel.DistributedDataParallel(model) if distributed else model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.inputs = self.workload.make_inputs(256)
@@ -88,11 +96,17 @@ class Trainer:
 
     def run(self, batches: Iterator[Any], num_steps: int) -> list[float]:
         """Train; wall and processor seconds it took, and the steps."""
+        import torch
         from overhead_models import train_step
 
+        on_gpu = self.device == "cuda"
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        for inputs, labels in itertools.islice(batches, num_steps):
-            train_step(self.model, self.optimizer, inputs, labels)
+        with torch.autocast(self.device, torch.bfloat16, enabled=on_gpu):
+            for inputs, labels in itertools.islice(batches, num_steps):
+                there = inputs.to(self.device), labels.to(self.device)
+                train_step(self.model, self.optimizer, *there)
+        if on_gpu:
+            torch.cuda.synchronize()  # of the benchmark: a turn ends when its work is done
         return [time.perf_counter() - wall_s, time.process_time() - cpu_s, float(num_steps)]
 
 
@@ -124,7 +138,12 @@ def work(args: argparse.Namespace) -> None:
     """All turns of one model and mode; rank 0 writes them to ``args.out``."""
     import scaledl
 
-    trainer = Trainer(args.model, distributed=args.mode == "ddp2")
+    trainer = Trainer(
+        args.model,
+        distributed=args.mode == "ddp2",
+        device=args.device,
+        compiled=args.compile,
+    )
     trainer.run(trainer.batches(WARM_STEPS, 1), WARM_STEPS)
     warm_s = trainer.largest(trainer.run(trainer.batches(WARM_STEPS, 1), WARM_STEPS)[0])
     turn, per_epoch = plan(warm_s / WARM_STEPS, args.seconds)
@@ -180,7 +199,7 @@ def plan(step_s: float, seconds: float) -> tuple[int, int]:
 # --- the parent: starts workers, computes ratios --------------------------------------------------
 
 
-def run_worker(model: str, mode: str, seconds: float) -> dict[str, Any]:
+def run_worker(model: str, mode: str, seconds: float, more: Sequence[str] = ()) -> dict[str, Any]:
     """What one worker measured.
 
     Raises:
@@ -193,6 +212,7 @@ def run_worker(model: str, mode: str, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder, "turns.json"), Path(folder, "log.txt")
         options = ["--model", model, "--mode", mode, "--out", str(out), "--seconds", str(seconds)]
+        options += more
         env = {**os.environ, "OMP_NUM_THREADS": threads, "SCALEDL_HOME": folder}
         with log.open("w") as stream:
             status = subprocess.run(
@@ -254,7 +274,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="+", choices=MODELS + GPU_MODELS, default=MODELS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: in bf16")
+    parser.add_argument("--compile", action="store_true", help="under torch.compile")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--seconds", type=float, default=40.0, help="in each arm")
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
@@ -269,10 +291,10 @@ def main() -> None:
     about = machine()
     print(f"overhead on {about['cpu']}, calibration loop {about['calibration_ms']} ms")
     rows: list[dict[str, Any]] = []
+    seconds = 4.0 if args.quick else args.seconds
+    more = ["--device", args.device, *(["--compile"] if args.compile else [])]
     for model, mode in itertools.product(args.models, args.modes):
-        rows.append(
-            score(model, mode, run_worker(model, mode, 4.0 if args.quick else args.seconds))
-        )
+        rows.append(score(model, mode, run_worker(model, mode, seconds, more)))
         print(f"{model} {mode}: ratio {rows[-1]['ratio']:.4f}", flush=True)
     print(table(rows, list(rows[0])))
     bars: list[Bar] = [
