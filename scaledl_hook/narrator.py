@@ -37,7 +37,6 @@ class Narrator:
         self._said: set[str] = set()
         self._summary: EpochSummary | None = None
         self._report: ScalingReport | None = None
-        self._is_final_line_due = False
         self.first_eta: Eta | None = None
         self.notes: list[Note] = []
 

@@ -187,11 +187,12 @@ class Tracker:
     ) -> None:
         core, self._core = self._core, None
         self._past = core
+        if core is None:
+            self._release()
+            return
         try:
-            if core is not None:
-                core.finish(failed=kind is not None)
+            core.finish(failed=kind is not None)
         except BaseException:  # interrupted anywhere on the way: what is left is detached
-            assert core is not None
             core.detach()
             raise
         finally:

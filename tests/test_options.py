@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 from samples import CLUSTER, INFINIBAND, INFO, write_run
-from torch import nn
-from training import make_loader, make_model, quietly
+from training import make_loader, make_model, quietly, steps
 
 import scaledl
 from scaledl import limit
@@ -27,15 +26,6 @@ from scaledl.query import build_query
 from scaledl.records import LinkSpec, Note
 from scaledl.store import read_lines
 from scaledl.units import MOST_COUNTS, MOST_GPUS
-
-
-def train(model: nn.Module, loader: Any, epochs: int = 1) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(epochs):
-        for x, y in loader:
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 def notes_of(folder: Path) -> dict[str, str]:
@@ -86,7 +76,7 @@ def test_whole_numbers_of_other_libraries_are_taken_and_stored_as_int(kind: Any)
 def test_the_largest_numbers_are_taken_and_the_next_are_not(tmp_path: Path) -> None:
     model = make_model()
     with quietly(run_dir=tmp_path, epochs=MOST_EPOCHS, total_steps=MOST_STEPS)(model) as run:
-        train(model, make_loader(), 3)
+        steps(model, make_loader(), 3)
         assert run.eta is not None
         assert all(row.remaining_s.mean > 0 for row in run.what_if([1, 2]).rows)
     past = open_run(run.folder)
@@ -208,13 +198,13 @@ def test_a_recorded_run_refuses_a_wrong_length_level_and_time(wrong: Any, tmp_pa
 def test_a_live_run_refuses_the_same_questions_and_goes_on(tmp_path: Path) -> None:
     model = make_model()
     with quietly(run_dir=tmp_path, epochs=3)(model) as run:
-        train(model, make_loader(), 2)
+        steps(model, make_loader(), 2)
         for wrong in WRONG_QUESTIONS:
             with pytest.raises(UsageError):
                 run.what_if(**wrong)
         for right in (np.array([1, 2]), iter([1, 2]), (np.int64(1), np.int64(2)), "1,2"):
             assert [row.num_gpus for row in run.what_if(right).rows] == [1, 2]
-        train(model, make_loader())
+        steps(model, make_loader())
     assert open_run(run.folder).state == "finished"
 
 
@@ -224,7 +214,7 @@ def test_a_price_of_nothing_is_a_price(tmp_path: Path) -> None:
     assert [row.cost_usd for row in report.rows] == [0.0, 0.0]
     model = make_model()
     with quietly(run_dir=tmp_path / "runs", usd_per_gpu_hour=0)(model) as run:
-        train(model, make_loader(), 2)
+        steps(model, make_loader(), 2)
         assert {row.cost_usd for row in run.what_if([1, 2]).rows} == {0.0}
 
 
@@ -234,9 +224,9 @@ def test_what_is_left_is_told_for_every_count_where_the_end_is_known(tmp_path: P
     ):
         model = make_model()
         with quietly(run_dir=tmp_path / str(number), **plan)(model) as run:
-            train(model, make_loader(), 2)
+            steps(model, make_loader(), 2)
             rows = run.what_if([1, 2, 4]).rows
-            train(model, make_loader(), 3)
+            steps(model, make_loader(), 3)
             beyond = run.what_if([1, 2, 4]).rows
         if plan:
             assert [r.remaining_s.mean / r.epoch_s.mean for r in rows] == pytest.approx([2] * 3)
@@ -339,7 +329,7 @@ def test_a_variable_without_effect_is_told_once_at_the_start_and_recorded(
     with scaledl.track(make_model(), run_dir=tmp_path) as run:
         said = capfd.readouterr().err
         assert said.count("the variable SCALEDL_EPOCH has no effect") == 1
-        train(run._model, make_loader(), 2)
+        steps(run._model, make_loader(), 2)
     assert "SCALEDL_EPOCH " not in capfd.readouterr().err
     assert "variable:SCALEDL_EPOCH" in notes_of(run.folder)
 
@@ -431,10 +421,10 @@ def test_a_loader_that_is_not_seen_by_itself_is_told_with_what_to_do(
 ) -> None:
     model, batches = make_model(), list(make_loader())
     with caplog.at_level(logging.WARNING), quietly(run_dir=tmp_path, loader=batches)(model) as run:
-        train(model, batches)
+        steps(model, batches)
     assert "run.loader(...)" in notes_of(run.folder)["loader-kind"]
     with quietly(run_dir=tmp_path, loader=make_loader())(model) as run:
-        train(model, make_loader())
+        steps(model, make_loader())
     assert "loader-kind" not in notes_of(run.folder)
 
 
@@ -446,7 +436,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The state of a run of 60 steps, as a checkpoint gives it back."""
     model = make_model()
     with quietly(run_dir=tmp_path_factory.mktemp("state"), epochs=9)(model) as run:
-        train(model, make_loader(), 6)
+        steps(model, make_loader(), 6)
     return json.loads(json.dumps(run.state_dict()))  # type: ignore[no-any-return]
 
 
@@ -489,7 +479,7 @@ def test_a_state_with_one_wrong_value_is_refused_and_changes_nothing(
     paths = numbers_in({"eta": learned["eta"]})
     assert len(paths) > 100
     with quietly(run_dir=tmp_path, epochs=3)(make_model()) as run:
-        train(run._model, make_loader())
+        steps(run._model, make_loader())
         before = run.state_dict()
         for path in paths[::7]:
             with pytest.raises(UsageError):
@@ -507,5 +497,5 @@ def test_a_state_is_copied_and_none_is_no_state(learned: dict[str, Any], tmp_pat
     run.load_state_dict(mine)
     mine["eta"].clear()
     with run:
-        train(run._model, make_loader(4))
+        steps(run._model, make_loader(4))
         assert run.state_dict()["eta"]["steps"]["num_steps"] >= 60

@@ -34,6 +34,7 @@ from training import (
     make_model,
     no_tracking,
     quietly,
+    steps,
     train,
 )
 
@@ -54,16 +55,6 @@ from scaledl.relatives import Family
 from scaledl.store import read_info, read_lines
 
 HERE = Path(__file__).resolve()
-
-
-def steps(model: nn.Module, loader: Any, epochs: int = 1) -> None:
-    """A plain training loop."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(epochs):
-        for x, y in loader:
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 def recorded(folder: Path) -> list[Line]:

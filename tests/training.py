@@ -62,6 +62,16 @@ def make_loader(num_batches: int = BATCHES, **options: Any) -> "DataLoader[Any]"
     return DataLoader(TensorDataset(x, y), batch_size=BATCH_SIZE, shuffle=True, **options)
 
 
+def steps(model: nn.Module, loader: Any, epochs: int = 1) -> None:
+    """A plain training loop."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(epochs):
+        for x, y in loader:
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def seed_all(seed: int = 7) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)
