@@ -9,17 +9,19 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scaledl.errors import UsageError
 from scaledl.predictor.anchor import Anchor, build_anchor, is_sharded
+from scaledl.predictor.batch import BatchCurve
 from scaledl.predictor.bottleneck import find_cause
 from scaledl.predictor.draws import normal_draws, normal_quantile
-from scaledl.predictor.fit import fit_fixed_s, fit_host_log_slope, fit_links
+from scaledl.predictor.fit import fit_fixed_s, fit_links
+from scaledl.predictor.host import fit_host
 from scaledl.predictor.step_parts import (
-    HOST_LOG_SIGMA,
-    HOST_SLOW_PER_DOUBLING,
     NUM_DIMS,
     RUN_TO_RUN_LOG_SIGMA,
+    DrawnParts,
     Knowledge,
     batch_ratio,
     between_jobs_log_sigma,
@@ -39,6 +41,7 @@ from scaledl.records import (
     StepParts,
 )
 
+FloatArray = NDArray[np.float64]
 FAR = 4
 """Beyond this multiple of the largest seen count the forecast is called a guess."""
 
@@ -48,6 +51,7 @@ def forecast(
     cluster: ClusterSpec,
     plan: ParallelPlan,
     level: float = 0.9,
+    curve: BatchCurve | None = None,
 ) -> StepForecast:
     """The step of one job on ``cluster`` under ``plan``.
 
@@ -57,6 +61,7 @@ def forecast(
         cluster: where the step is asked for.
         plan: how it would be spread there.
         level: probability the interval should hold.
+        curve: compute by the batch, where the model's layers are known.
 
     Raises:
         UsageError: nothing was measured, or the plan does not fit the cluster.
@@ -73,7 +78,18 @@ def forecast(
     if seen is not None:
         now = anchors[-1].num_gpus == seen.num_gpus
         return _measured(seen, cluster, plan, level, now=now)
-    return _modelled(anchors, cluster, plan, level)
+    return _modelled(anchors, cluster, plan, level, curve)
+
+
+def step_draws(
+    measurements: Sequence[Measurement],
+    cluster: ClusterSpec,
+    plan: ParallelPlan,
+    curve: BatchCurve | None = None,
+) -> FloatArray:
+    """Seconds of the step for every row of ``normal_draws(NUM_DIMS)``. Shape: [1 + NUM_DRAWS]."""
+    anchors = tuple(build_anchor(m) for m in measurements if m.step_s > 0)
+    return _sum_s(_drawn(anchors, cluster, plan, curve))
 
 
 def _check_plan(cluster: ClusterSpec, plan: ParallelPlan) -> None:
@@ -143,28 +159,21 @@ def _measured(
 
 
 def _modelled(
-    anchors: tuple[Anchor, ...], cluster: ClusterSpec, plan: ParallelPlan, level: float
+    anchors: tuple[Anchor, ...],
+    cluster: ClusterSpec,
+    plan: ParallelPlan,
+    level: float,
+    curve: BatchCurve | None,
 ) -> StepForecast:
-    normals = normal_draws(NUM_DIMS)
-    knowledge = Knowledge(
-        anchors=anchors,
-        normals=normals,
-        links=fit_links(anchors, cluster).draws(normals[:, NUM_DIMS - 4 :]),
-        fixed=fit_fixed_s(anchors),
-        host=fit_host_log_slope(anchors, math.log(HOST_SLOW_PER_DOUBLING), HOST_LOG_SIGMA),
-    )
-    chosen = _neighbours(anchors, cluster, plan)
-    drawn = [
-        (weight, anchor, draw_parts(anchor, knowledge, cluster, plan)) for weight, anchor in chosen
-    ]
-    step_s = sum((w * p.step_s for w, _, p in drawn), np.zeros(len(normals)))
+    drawn = _drawn(anchors, cluster, plan, curve)
+    step_s = _sum_s(drawn)
     tail = (1 - level) / 2
     low_s, high_s = np.quantile(step_s[1:], [tail, 1 - tail])
     parts = _blend([(weight, median_parts(p)) for weight, _, p in drawn])
     mean_s = parts.total_s
     fixed_s = sum(w * float(p.fixed_s[0]) for w, _, p in drawn)
     wait_s = sum(w * float(p.wait_s[0]) for w, _, p in drawn)
-    nearest = max(chosen, key=lambda pair: pair[0])[1]
+    nearest = max(drawn, key=lambda each: each[0])[1]
     cause, fraction = find_cause(parts, fixed_s, wait_s, cluster, plan, nearest.measurement.plan)
     return StepForecast(
         cluster=cluster,
@@ -181,6 +190,32 @@ def _modelled(
         bottleneck_fraction=fraction,
         caveats=_caveats(anchors, nearest, parts, cluster, plan),
     )
+
+
+def _drawn(
+    anchors: tuple[Anchor, ...],
+    cluster: ClusterSpec,
+    plan: ParallelPlan,
+    curve: BatchCurve | None,
+) -> list[tuple[float, Anchor, DrawnParts]]:
+    """The parts hung on the neighbouring anchors, with the weight of each."""
+    normals = normal_draws(NUM_DIMS)
+    knowledge = Knowledge(
+        anchors=anchors,
+        normals=normals,
+        links=fit_links(anchors, cluster).draws(normals[:, NUM_DIMS - 4 :]),
+        fixed=fit_fixed_s(anchors),
+        host=fit_host(anchors),
+        curve=curve,
+    )
+    return [
+        (weight, anchor, draw_parts(anchor, knowledge, cluster, plan))
+        for weight, anchor in _neighbours(anchors, cluster, plan)
+    ]
+
+
+def _sum_s(drawn: list[tuple[float, Anchor, DrawnParts]]) -> FloatArray:
+    return np.asarray(sum(weight * parts.step_s for weight, _, parts in drawn))
 
 
 def _neighbours(

@@ -11,6 +11,8 @@ LEARNING_STEPS = 20
 """A forecast fades over so many steps."""
 LEARNING_SPREAD = 0.25
 """Doubt in the first steps beside a forecast: share of the level, over the root of their number."""
+STARTING = 3.0
+"""By how much more in the very first one, which holds start-up; over the square of their number."""
 
 
 def believed(level: Level | None, prior: Interval | None, z: float) -> tuple[Level, float] | None:
@@ -25,7 +27,8 @@ def believed(level: Level | None, prior: Interval | None, z: float) -> tuple[Lev
         return Level(mean_s=prior.mean, se_s=0.0, num_steps=0), _half(prior) / z
     if prior is None or level.num_steps >= LEARNING_STEPS:
         return level, level.se_s
-    few = LEARNING_SPREAD * level.mean_s / math.sqrt(level.num_steps)
+    n = level.num_steps
+    few = LEARNING_SPREAD * level.mean_s * (1 / math.sqrt(n) + STARTING / n**2)
     sd = math.hypot(level.se_s, few)
     trust = (z / max(_half(prior), 1e-9)) ** 2 * (1 - level.num_steps / LEARNING_STEPS)
     own = 1 / max(sd, 1e-9) ** 2

@@ -40,6 +40,16 @@ class Cause(msgspec.Struct, kw_only=True):
             text += " (the first epoch was slower)" if is_near else ""
         self.text, self.until_s = text, None
 
+    def note_sizes(self, change: Change) -> None:
+        """Takes in a lasting change of the batches' size."""
+        word = "larger" if change.ratio > 1 else "smaller"
+        text = f"batches {abs(change.ratio - 1) * 100:.0f} % {word} since step {change.step}"
+        self.text, self.until_s = text, None
+
+    def note_refuted(self, what: str) -> None:
+        """Takes in that the steps do not follow what was foretold of them."""
+        self.text, self.until_s = f"steps do not follow {what}", None
+
     def note_phase(self, kind: str, seen: Recurring) -> None:
         """Looks whether the phase's last two costs differ from those before, for good."""
         before = seen.costs_s[1:-2]

@@ -9,12 +9,16 @@ from importlib.resources import files
 import msgspec
 
 from scaledl.errors import UsageError
-from scaledl.records import GpuSpec, LinkSpec
+from scaledl.records import GpuLinks, GpuSpec, LinkSpec
 
 STATED_REL_SIGMA = 0.3
 """log-sd of a bandwidth a user wrote down: a line rate is reached to 60 to 95 % only."""
 STATED_LATENCY_S = 15e-6
 """Latency of such a link: between InfiniBand (12 us) and sockets (30 us) of the catalogue."""
+
+
+ACROSS_SOCKETS_REL_SIGMA = 0.8
+"""log-sd of PCIe between sockets (assumed): on top of the catalogue's, the sockets' own link."""
 
 
 class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +47,11 @@ class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One link class as the catalogue states it."""
+    """One link class as the catalogue states it.
+
+    ``network_gbytes_per_s`` is what machines with such a link inside have between them, all cards
+    of a machine together, where their networks are unlike those of other machines.
+    """
 
     kind: str
     latency_s: float
@@ -52,6 +60,9 @@ class LinkEntry(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     date: str
     aliases: tuple[str, ...] = ()
+    line_gbytes_per_s: float | None = None
+    network_gbytes_per_s: float | None = None
+    network_rel_sigma: float | None = None
 
     @property
     def spec(self) -> LinkSpec:
@@ -158,12 +169,56 @@ def parse_link(text: str) -> LinkSpec:
 def default_links(gpu: GpuSpec | None, is_cpu: bool) -> tuple[LinkSpec, LinkSpec]:
     """The links to assume inside a machine and between machines while nothing was measured.
 
-    The network cannot be read off the GPU, so it is ``unknown`` with a wide doubt; CPU jobs are
-    given 10 Gbit/s Ethernet with the same doubt.
+    The network cannot be read off the GPU, so it is ``unknown`` with a wide doubt; but machines
+    whose cards have NVLink are sold with faster networks than others. CPU jobs are given 10 Gbit/s
+    Ethernet with the same doubt.
     """
     unknown = find_link("unknown")
     if is_cpu:
         inter = msgspec.structs.replace(find_link("eth-10"), rel_sigma=unknown.rel_sigma)
         return find_link("loopback"), inter
     entry = _find_entry(gpu.name) if gpu is not None else None
-    return (find_link(entry.intra) if entry is not None else unknown), unknown
+    if entry is None:
+        return unknown, unknown
+    return find_link(entry.intra), _network_beside(entry.intra, unknown)
+
+
+def _network_beside(intra: str, unknown: LinkSpec) -> LinkSpec:
+    """The network of machines with that link inside; still of the kind ``unknown``."""
+    inside = next(entry for entry in catalogue().link if entry.kind == intra)
+    if inside.network_gbytes_per_s is None or inside.network_rel_sigma is None:
+        return unknown
+    return msgspec.structs.replace(
+        unknown,
+        bytes_per_s=inside.network_gbytes_per_s * 1e9,
+        rel_sigma=inside.network_rel_sigma,
+    )
+
+
+_X16 = 16
+
+
+def wired(links: GpuLinks, default: LinkSpec) -> LinkSpec:
+    """The link inside a machine by its wiring as told; ``default`` where too little is told.
+
+    The class's rate is scaled by the share of the class's lines that are there. It stays nominal:
+    the doubt is never below that of ``default``, since the wiring may be told wrongly and the job
+    may use other cards.
+    """
+    by_kind = {entry.kind: entry for entry in catalogue().link}
+    entry = by_kind.get(links.nvlink or "")
+    if entry is not None and entry.line_gbytes_per_s and links.nvlink_bytes_per_s:
+        line = links.num_nvlinks * links.nvlink_bytes_per_s
+        share = min(1.0, line / (entry.line_gbytes_per_s * 1e9))
+    elif links.num_nvlinks or default.kind.startswith("nvlink"):
+        return default  # cables of unknown speed, or none told on a board that has them
+    else:
+        entry = by_kind.get(f"pcie{links.pcie_generation}")
+        share = min(1.0, (links.pcie_width or _X16) / _X16)
+    if entry is None or share < 1 / _X16:  # less than one lane is a reading gone wrong
+        return default
+    rel_sigma = max(entry.rel_sigma, default.rel_sigma)
+    if links.nvlink is None and links.across_sockets:
+        rel_sigma = max(rel_sigma, ACROSS_SOCKETS_REL_SIGMA)
+    rate = entry.gbytes_per_s * 1e9 * share
+    return msgspec.structs.replace(entry.spec, bytes_per_s=rate, rel_sigma=rel_sigma)

@@ -6,40 +6,27 @@ earlier process. What cannot be known yet (an evaluation never seen) widens the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from statistics import NormalDist
 
 import msgspec
 import numpy as np
 
+from scaledl.predictor.ahead import STATE_VERSION, Learned, cost_ahead, gone_s, unseen
 from scaledl.predictor.believed import LEARNING_STEPS, believed
-from scaledl.predictor.causes import Cause
-from scaledl.predictor.doubt import again_share, alone_share, late_s, unseen_share, wander_share
-from scaledl.predictor.hindsight import Hindsight, window_steps
-from scaledl.predictor.horizon import epoch_end_of, run_end, trend_cost
-from scaledl.predictor.level import Level
-from scaledl.predictor.plan import Plan, StepCost
-from scaledl.predictor.recurring import Expected, Recurring, phase_cost
+from scaledl.predictor.doubt import alone_share, late_s
+from scaledl.predictor.earlier import Earlier
+from scaledl.predictor.foretold import Foretold
+from scaledl.predictor.hindsight import window_steps
+from scaledl.predictor.horizon import epoch_end_of, run_end
+from scaledl.predictor.level import Floats, Level
+from scaledl.predictor.plan import StepCost
+from scaledl.predictor.recurring import Expected, Recurring
 from scaledl.predictor.steps import StepSeries
 from scaledl.records import Basis, EpochRecord, Eta, Interval, PhaseRecord, Progress
 
 FLUSH_STEPS = 8
-STATE_VERSION = 1
-PAUSED = "paused"
-
-
-class _State(msgspec.Struct, kw_only=True):
-    version: int = STATE_VERSION
-    steps: StepSeries = msgspec.field(default_factory=StepSeries)
-    phases: dict[str, Recurring] = {}
-    hindsight: Hindsight = msgspec.field(default_factory=Hindsight)
-    prior: Interval | None = None
-    steps_per_epoch: int | None = None
-    num_epochs_seen: int = 0
-    epoch: int | None = None
-    cause: Cause = msgspec.field(default_factory=Cause)
-    seen_step: int = -1
-    event_s: float | None = None
 
 
 class EtaEstimator:
@@ -51,11 +38,12 @@ class EtaEstimator:
     def __init__(self, *, level: float = 0.9) -> None:
         self._level = level
         self._z = NormalDist().inv_cdf((1 + level) / 2)
-        self._state = _State()
-        self._plan: Plan | None = None
+        self._state = Learned()
+        self._foretold = Foretold(self._state.sizes)
         self._known: tuple[tuple[int, int, Interval | None], tuple[Level, float] | None] | None
         self._known = None  # the level, as long as no step comes
         self._pending: list[float] = []
+        self._pending_sizes: list[float] = []
         self._pending_first = 0
         self._pending_opens_epoch = False
 
@@ -66,15 +54,41 @@ class EtaEstimator:
         self._state.prior = step_s
 
     def plan(self, step_cost: StepCost, total_steps: int) -> None:
-        """Takes what a step costs beside others by the share of the run done; before any step.
+        """Takes what a step costs beside others by the share of the run done; the last word holds.
 
         Raises:
             UsageError: a total below 1, or a cost that is no positive finite number.
         """
-        self._plan = Plan(step_cost, total_steps)
+        with self._replanned():
+            self._foretold.lay(step_cost, total_steps, by_user=True)
 
-    def on_steps(self, walls_s: Sequence[float], first_step: int, epoch: int) -> None:
-        """Takes in wall times of consecutive steps of one epoch, phases excluded."""
+    def expect(self, earlier: Earlier, total_steps: int) -> None:
+        """Takes the course of an earlier run of the same job, laid over so many steps."""
+        with self._replanned():
+            self._foretold.expect(earlier, total_steps)
+
+    @contextmanager
+    def _replanned(self) -> Iterator[None]:
+        """Steps seen so far are counted by the old plan before, by the new one after."""
+        self._flush()
+        self._state.steps.rescale(self._foretold.costs)
+        try:
+            yield
+        finally:
+            self._state.steps.rescale(self._foretold.costs, inverse=True)
+            self._known = None
+
+    def on_steps(
+        self,
+        walls_s: Sequence[float],
+        first_step: int,
+        epoch: int,
+        sizes: Sequence[float] = (),
+    ) -> None:
+        """Takes in wall times of consecutive steps of one epoch, phases excluded.
+
+        ``sizes``: elements of each step's batches, 0 or nothing where they are not known.
+        """
         if not len(walls_s):
             return
         state = self._state
@@ -86,6 +100,7 @@ class EtaEstimator:
             self._pending_first, self._pending_opens_epoch = first_step, opens_epoch
         state.epoch = epoch
         self._pending.extend(walls_s)
+        self._pending_sizes.extend(sizes or [0.0] * len(walls_s))
         if len(self._pending) >= FLUSH_STEPS:
             self._flush()
 
@@ -106,6 +121,13 @@ class EtaEstimator:
     def on_epoch(self, record: EpochRecord) -> None:
         """Takes in a closed epoch: its length, and that what comes once an epoch was seen."""
         self._flush()
+        opens_run = record.first_step == self._state.steps.origin
+        cut = opens_run and record.first_step != record.epoch * record.num_steps  # a resume
+        is_whole = record.complete and not cut
+        is_first = self._state.sizes.is_open
+        self._state.sizes.course.close_epoch(record.num_steps if is_whole else None)
+        if is_first and not self._state.sizes.is_open:
+            self._state.hindsight.forget()  # forecasts made before the sizes were known
         if record.complete:
             self._state.num_epochs_seen += 1
             self._state.steps_per_epoch = record.num_steps
@@ -115,15 +137,19 @@ class EtaEstimator:
             return
         walls, first = self._pending, self._pending_first
         opens_epoch, self._pending = self._pending_opens_epoch, []
+        sizes, self._pending_sizes = np.asarray(self._pending_sizes, dtype=float), []
         state, before = self._state, self._state.steps.change
         state.hindsight.settle(walls, first)
-        state.steps.add(
-            np.asarray(walls, dtype=float),
-            first,
-            opens_epoch=opens_epoch,
-            costs=None if self._plan is None else self._plan.costs(first, len(walls)),
-        )
+        walls_s = np.asarray(walls, dtype=float)
+        if (sizes > 0).all():
+            self._note_sizes(sizes, walls_s, first)
+        costs = self._foretold.costs(first, len(walls))
+        state.steps.add(walls_s, first, opens_epoch=opens_epoch, costs=costs)
+        if costs is not None and self._foretold.note(first, costs, walls_s):
+            with self._replanned():
+                state.cause.note_refuted(self._foretold.give_up())
         if state.steps.change is not before and state.steps.change is not None:
+            state.sizes.forget_times(state.steps.change.step)
             state.cause.note_steps(
                 state.steps.change,
                 first_epoch=state.steps_per_epoch if state.num_epochs_seen == 1 else None,
@@ -134,6 +160,16 @@ class EtaEstimator:
             cost = self._cost(start, stop, state.steps_per_epoch, final=False)
             half = self._z * math.sqrt(cost.variance)
             state.hindsight.open(start, state.steps.num_steps, cost.mean_s, half)
+
+    def _note_sizes(self, sizes: Floats, walls_s: Floats, first: int) -> None:
+        """Takes sizes in before the steps they explain: a larger batch is no change of the pace."""
+        state, before = self._state, self._state.sizes.course.change
+        state.sizes.add(first, sizes, None if state.steps.is_warming else walls_s)
+        if (found := state.sizes.news()) is not None:
+            with nullcontext() if self._foretold.plan is not None else self._replanned():
+                state.sizes.adopt(found)
+        if state.sizes.matters and state.sizes.course.change not in (before, None):
+            state.cause.note_sizes(state.sizes.course.change)
 
     # --- giving out -----------------------------------------------------------------------------
 
@@ -146,6 +182,7 @@ class EtaEstimator:
         if (known := self._step_level()) is not None:
             state.cause.note_trend(known[0])
         per_epoch = progress.steps_per_epoch or state.steps_per_epoch
+        state.sizes.course.per_epoch = per_epoch
         end, epoch_end = run_end(progress), epoch_end_of(progress)
         remaining = self._interval(progress, end, per_epoch, now_s)
         return Eta(
@@ -162,7 +199,8 @@ class EtaEstimator:
     def _basis(self, progress: Progress, end: int | None) -> Basis:
         if self._state.steps.num_steps < LEARNING_STEPS:
             return "prior"
-        if end is not None and self._unseen_share(progress, end) > 0:
+        unsure = end is not None and unseen(self._state, self._foretold, progress, end) > 0
+        if unsure or self._foretold.is_unconfirmed:
             return "extrapolated"
         return "measured"
 
@@ -171,58 +209,32 @@ class EtaEstimator:
         steps = self._state.steps
         key = (steps.num_steps, len(steps.warm_s), self._state.prior)
         if self._known is None or self._known[0] != key:
-            self._known = key, believed(steps.level(), self._state.prior, self._z)
+            prior = self._state.prior
+            if prior is not None:
+                prior = prior.scaled(1 / self._foretold.mean_cost())
+            level = steps.level()
+            if level is not None and self._foretold.is_by_size:
+                # Beside sizes a trend of the pace is most likely a share that is a little off.
+                level = msgspec.structs.replace(level, slope_s=0.0, decay=0.0)
+            self._known = key, believed(level, prior, self._z)
         return self._known[1]
 
     def _step_interval(self) -> Interval | None:
         known = self._step_level()
         if known is None:
             return None
-        cost = self._work(self._state.steps.next_step, self._state.steps.next_step + 1)
+        cost = self._foretold.work(self._state.steps.next_step, self._state.steps.next_step + 1)
         mean, half = cost * known[0].mean_s, cost * self._z * known[1]
         return Interval(mean=mean, low=max(mean - half, 0.0), high=mean + half, level=self._level)
-
-    def _work(self, start: int, stop: int) -> float:
-        """Steps from ``start`` to ``stop``, each counted by its planned cost."""
-        return float(stop - start) if self._plan is None else self._plan.work(start, stop)
 
     def _cost(self, start: int, stop: int, per_epoch: int | None, *, final: bool) -> Expected:
         """Cost of the steps from ``start`` to ``stop`` with the pauses and phases among them."""
         known = self._step_level()
         if known is None:
             return Expected()
-        level, sd = known
-        if final and (shift := self._state.steps.shift(stop)) is not None:
-            apart = shift.level_s - level.mean_s
-            sd = math.hypot(sd, math.sqrt(shift.chance * (1 - shift.chance)) * apart)
-            mean_s = level.mean_s + shift.chance * apart
-            level = msgspec.structs.replace(level, mean_s=mean_s)
-        steps, work, state = stop - start, self._work(start, stop), self._state
-        wander = wander_share(steps, level.num_steps) * level.mean_s
-        again = (
-            again_share(
-                state.steps.num_changes, state.steps.change.ratio if state.steps.change else 1.0
-            )
-            * level.mean_s
+        return cost_ahead(
+            self._state, known, self._foretold, start, stop, per_epoch=per_epoch, final=final
         )
-        drift = trend_cost(level, steps) * (work / steps if steps else 1.0)
-        total = Expected(
-            mean_s=work * level.mean_s + drift,
-            variance=work**2 * (sd**2 + wander**2 + again**2) + (0.5 * drift) ** 2,
-        )
-        total += state.steps.pauses.cost(start, stop, level.mean_s)
-        for kind in state.steps.epoch_starts.kinds:
-            total += phase_cost(
-                kind, start, stop, steps_per_epoch=per_epoch, opens=False, final=False
-            )
-        for name, phase in state.phases.items():
-            if name == PAUSED and phase.count == 1 and phase.period(per_epoch) is None:
-                continue  # a single pause off any epoch's end is taken as a one-off
-            opens = name != "eval"  # an evaluation before the first step is a check, not a rhythm
-            total += phase_cost(
-                phase, start, stop, steps_per_epoch=per_epoch, opens=opens, final=final
-            )
-        return total
 
     def _interval(
         self, progress: Progress, end: int | None, per_epoch: int | None, now_s: float
@@ -231,12 +243,12 @@ class EtaEstimator:
         if end is None or start > end or self._step_level() is None:
             return None
         cost = self._cost(start, end, per_epoch, final=True)
-        gone = self._gone_s(progress, per_epoch, now_s)
+        gone = gone_s(self._state, self._step_level(), self._foretold, progress, per_epoch, now_s)
         mean = max(cost.mean_s - gone, 0.0)
         half = self._z * math.sqrt(cost.variance) * self._state.hindsight.factor(self._level)
-        above = cost.above_s + self._unseen_share(progress, end) * mean
+        above = cost.above_s + unseen(self._state, self._foretold, progress, end) * mean
         above += late_s(self._state.hindsight.elapsed_s, mean)
-        below = alone_share(self._state.steps.num_steps, end - start) * mean
+        below = cost.below_s + alone_share(self._state.steps.num_steps, end - start) * mean
         return Interval(
             mean=mean,
             low=max(mean - half - below, 0.0),
@@ -244,36 +256,17 @@ class EtaEstimator:
             level=self._level,
         )
 
-    def _unseen_share(self, progress: Progress, end: int) -> float:
-        """By how much an evaluation not seen yet may lengthen what is left."""
-        state = self._state
-        if state.num_epochs_seen or state.phases.keys() - {PAUSED}:
-            return 0.0
-        return unseen_share(
-            state.steps.num_steps,
-            end - progress.step,
-            has_epochs=(progress.num_epochs or 1) > 1 and progress.steps_per_epoch is not None,
-        )
-
-    def _gone_s(self, progress: Progress, per_epoch: int | None, now_s: float) -> float:
-        """What has passed of the running step, or of a phase that is due, since the last event."""
-        known = self._step_level()
-        if known is None or self._state.event_s is None:
-            return 0.0
-        due = sum(
-            phase.typical_s()
-            for phase in self._state.phases.values()
-            if phase.is_due(progress.step, per_epoch)
-        )
-        step_s = known[0].mean_s * self._work(progress.step, progress.step + 1)
-        return min(max(now_s - self._state.event_s, 0.0), step_s + due)
-
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """All that was learned, as plain JSON values."""
+        """All that was learned, as plain JSON values; of no plan, whatever plan was in force."""
         self._flush()
         state: dict[str, object] = msgspec.to_builtins(self._state)
+        if self._foretold.plan is not None:
+            steps = msgspec.convert(state["steps"], StepSeries)
+            steps.rescale(self._foretold.costs)
+            steps.rescale(self._state.sizes.costs, inverse=True)
+            state["steps"] = msgspec.to_builtins(steps)
         return state
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -288,8 +281,12 @@ class EtaEstimator:
                 f"{STATE_VERSION}. Start without it."
             )
         try:
-            self._state = msgspec.convert(dict(state), _State)
+            self._state = msgspec.convert(dict(state), Learned)
         except msgspec.ValidationError as error:
             raise ValueError(f"ETA state is damaged: {error}. Start without it.") from error
-        self._pending, self._known = [], None
+        self._pending, self._pending_sizes, self._known = [], [], None
+        self._foretold.sizes = self._state.sizes
+        if self._foretold.plan is not None:
+            self._state.steps.rescale(self._state.sizes.costs)
+            self._state.steps.rescale(self._foretold.costs, inverse=True)
         self._state.steps.restart()

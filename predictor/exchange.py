@@ -17,11 +17,27 @@ from scaledl.records import ClusterSpec, ParallelPlan
 FloatArray = NDArray[np.float64]
 
 
+HIDDEN_SHARE = 0.15
+"""Slow-down of compute while a collective runs beside it: its kernel holds some 16 of the 108 SMs
+of an A100 (NCCL, one block a channel). Rashidi et al. 2021 (ACE, ISCA, section 3) name the cause:
+collectives take SMs and memory bandwidth from the layers they hide behind. Not for CPU processes,
+whose slow-down by one another is a term of its own."""
+
+
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """Exposed and total seconds of an optimizer step's collectives. Shapes: [S]."""
+    """Exposed and total seconds of an optimizer step's collectives. Shapes: [S].
+
+    ``beside_s`` is what their hidden part costs the compute it runs beside.
+    """
 
     exposed_s: FloatArray
     total_s: FloatArray
+    hidden_share: float
+
+    @property
+    def beside_s(self) -> FloatArray:
+        """Seconds that the compute takes longer."""
+        return np.asarray(self.hidden_share * np.maximum(0.0, self.total_s - self.exposed_s))
 
 
 def terms_row(terms: CostTerms) -> FloatArray:
@@ -74,6 +90,7 @@ def exchange_draws(
 
     Shapes: ``links`` is [S, 4], seconds a hop and a byte (intra, inter); times are [S].
     """
+    hidden_share = 0.0 if anchor.is_cpu else HIDDEN_SHARE
     if is_sharded(plan):
         gather, across = _sharded_rows(anchor, cluster, plan)
         gather_s = _slowest_edge(links, cluster, plan.shard) @ gather
@@ -82,6 +99,7 @@ def exchange_draws(
         return Exchange(
             exposed_s=exposed_s * plan.grad_accum,
             total_s=(2 * gather_s + scatter_s) * plan.grad_accum,
+            hidden_share=hidden_share,
         )
     fixed, per_byte = _bucket_rows(cluster)
     ring = _slowest_edge(links, cluster, cluster.num_gpus)
@@ -90,6 +108,7 @@ def exchange_draws(
     return Exchange(
         exposed_s=exposed_draws_s(timeline, backward_s, fixed_s, per_byte_s),
         total_s=sum(timeline.num_buckets) * fixed_s + timeline.total_bytes * per_byte_s,
+        hidden_share=hidden_share,
     )
 
 

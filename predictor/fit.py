@@ -23,6 +23,8 @@ from scaledl.predictor.exchange import exchange_draws, exchange_row, terms_row
 from scaledl.records import ClusterSpec, LinkSpec
 
 FloatArray = NDArray[np.float64]
+Row = tuple[FloatArray, float, float]
+"""An observed collective: its coefficients [4], the log of its seconds, the sd of that log."""
 
 LATENCY_REL_SIGMA = 0.7
 """log-sd of an unmeasured latency: small all-reduces of one link class spread by about 4 to 1
@@ -57,7 +59,8 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(np.exp(self.theta + normals @ self.root.T))
 
 
-def _prior(cluster: ClusterSpec, bytes_known: bool) -> tuple[FloatArray, FloatArray]:
+def link_prior(cluster: ClusterSpec, *, bytes_known: bool) -> tuple[FloatArray, FloatArray]:
+    """Means and standard deviations of theta before anything was observed. Shapes: [4]."""
     theta, sigma = [], []
     extra = 0.0 if bytes_known else UNKNOWN_BYTES_REL_SIGMA
     for link in (cluster.intra, cluster.inter):
@@ -79,7 +82,7 @@ def _tells_of(anchor: Anchor, cluster: ClusterSpec) -> bool:
     return not own.crosses_nodes or _same_link(own.inter, cluster.inter)
 
 
-def _duration_rows(anchor: Anchor) -> list[tuple[FloatArray, float, float]]:
+def _duration_rows(anchor: Anchor) -> list[Row]:
     cluster = anchor.measurement.cluster
     seen = [b for b in anchor.measurement.buckets if b.duration_s and b.num_bytes > 0]
     total_s = sum(b.duration_s or 0.0 for b in seen)
@@ -97,7 +100,7 @@ def _duration_rows(anchor: Anchor) -> list[tuple[FloatArray, float, float]]:
     ]
 
 
-def _exposed_rows(anchor: Anchor, theta: FloatArray) -> list[tuple[FloatArray, float, float]]:
+def _exposed_rows(anchor: Anchor, theta: FloatArray) -> list[Row]:
     """One observation of the whole exchange from its exposed part.
 
     The exposed time grows with the speed factor of the links, so the factor that reproduces the
@@ -132,12 +135,16 @@ def _exposed_rows(anchor: Anchor, theta: FloatArray) -> list[tuple[FloatArray, f
 def fit_links(anchors: Sequence[Anchor], cluster: ClusterSpec) -> LinkFit:
     """The posterior of the links of ``cluster`` after what the anchors saw."""
     bytes_known = all(anchor.bytes_known for anchor in anchors)
-    prior, sigma = _prior(cluster, bytes_known)
-    rows: list[tuple[FloatArray, float, float]] = []
+    prior, sigma = link_prior(cluster, bytes_known=bytes_known)
+    rows: list[Row] = []
     for anchor in anchors:
         if _tells_of(anchor, cluster):
             rows += _duration_rows(anchor) or _exposed_rows(anchor, prior)
-    rows = rows[-MAX_ROWS:]
+    return posterior(prior, sigma, rows[-MAX_ROWS:])
+
+
+def posterior(prior: FloatArray, sigma: FloatArray, rows: Sequence[Row]) -> LinkFit:
+    """What observed collectives make of the prior. Shapes: [4] each."""
     precision = np.diag(sigma**-2)
     theta = prior.copy()
     if rows:
@@ -199,24 +206,3 @@ def fit_fixed_s(anchors: Sequence[Anchor]) -> Line | None:
     intercept, _ = covariance @ (design.T @ (weight * times_s))
     top = 0.98 * float(times_s.min())
     return Line(value=float(np.clip(intercept, 0.0, top)), sigma=float(np.sqrt(covariance[0, 0])))
-
-
-def fit_host_log_slope(anchors: Sequence[Anchor], prior_log: float, prior_sigma: float) -> Line:
-    """Log of the slow-down per doubling of processes a host, the prior included.
-
-    Only counts measured at one batch size are compared, so that the batch model does not enter.
-    """
-    groups: dict[tuple[float | None, int], list[tuple[float, float]]] = {}
-    for a in anchors:
-        if a.measurement.host_shared and a.micro_s > 0:
-            key = (a.batch, a.measurement.plan.grad_accum)
-            at = (float(np.log2(a.ranks_per_node)), float(np.log(a.micro_s)))
-            groups.setdefault(key, []).append(at)
-    top, bottom = prior_log / prior_sigma**2, prior_sigma**-2
-    for points in groups.values():
-        x, y = np.array(points).T
-        spread = float(((x - x.mean()) ** 2).sum())
-        if spread > 0:
-            top += float(((x - x.mean()) * y).sum()) / MICRO_REL_SIGMA**2
-            bottom += spread / MICRO_REL_SIGMA**2
-    return Line(value=max(0.0, top / bottom), sigma=bottom**-0.5)

@@ -27,6 +27,11 @@ from scaledl.predictor.graph_features import (
 GraphKind = Literal["scaledl", "transformer_conv", "gatv2", "none"]
 """The paper's equations, two stock layers of PyG, or the global encoder alone."""
 
+MOST_SPREADS = 3.0
+"""Features count at most so many standard deviations from the mean of what was learned from: for a
+job unlike all of those a network then answers as for the nearest."""
+LEAST_SPREAD = 0.05
+
 LOG_BOUND = 4.0
 """alpha and beta stay within e^-4 to e^4 (a factor of 55), whatever a network was taught."""
 
@@ -138,6 +143,30 @@ def _attention(kind: GraphKind, width: int, heads: int) -> nn.Module | None:
     )
 
 
+class _Scale(nn.Module):
+    """Features by mean and spread of a training set; as they are until one was seen."""
+
+    mean: Tensor
+    spread: Tensor
+    is_set: Tensor
+
+    def __init__(self, num_features: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("spread", torch.ones(num_features))
+        self.register_buffer("is_set", torch.tensor(False))
+
+    def learn(self, values: Tensor) -> None:
+        self.mean.copy_(values.mean(dim=0))
+        self.spread.copy_(values.std(dim=0, correction=0).clamp(min=LEAST_SPREAD))
+        self.is_set.fill_(True)
+
+    def forward(self, values: Tensor) -> Tensor:
+        scaled = (values - self.mean) / self.spread
+        # one that never saw a training set must not cut features off
+        return torch.where(self.is_set, scaled.clamp(-MOST_SPREADS, MOST_SPREADS), scaled)
+
+
 class GraphNetwork(nn.Module):
     """Graph attention and global encoder side by side, to (alpha, beta).
 
@@ -165,6 +194,8 @@ class GraphNetwork(nn.Module):
         joined = 2 * width * (self.attention is not None) + width * with_context
         if not joined:
             raise ValueError("neither a graph nor a context: nothing is left to learn from")
+        self.node_scale = _Scale(NUM_NODE_FEATURES)
+        self.context_scale = _Scale(NUM_GLOBAL_FEATURES)
         last = nn.Linear(width, 2)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
@@ -176,9 +207,22 @@ class GraphNetwork(nn.Module):
         if self.attention is not None:
             parts.append(self._pooled(batch))
         if self.encoder is not None:
-            parts.append(self.encoder(batch.context))
+            parts.append(self.encoder(self.context_scale(batch.context)))
         raw = self.head(torch.cat(parts, dim=1))
         return torch.exp(LOG_BOUND * torch.tanh(raw / LOG_BOUND))
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether features are scaled by a training set already."""
+        return bool(self.context_scale.is_set)
+
+    def learn_scales(self, batch: GraphBatch) -> None:
+        """Take mean and spread of the features from a training set; they are saved as weights are.
+
+        Once only: weights that were learned go with the scales that they were learned with.
+        """
+        self.node_scale.learn(batch.nodes[batch.mask])
+        self.context_scale.learn(batch.context)
 
     def _pooled(self, batch: GraphBatch) -> Tensor:
         """Mean of the nodes, and their mean by share of T_sum. Shape: [G, 2 width].
@@ -188,7 +232,9 @@ class GraphNetwork(nn.Module):
         """
         real = batch.mask[batch.edge_index].all(dim=0)
         described = torch.relu(
-            self.attention(batch.nodes, batch.edge_index[:, real], batch.edges[real])  # type: ignore[misc]
+            self.attention(  # type: ignore[misc]
+                self.node_scale(batch.nodes), batch.edge_index[:, real], batch.edges[real]
+            )
         )
         counted = batch.mask.to(described.dtype)
         num_graphs = len(batch.context)

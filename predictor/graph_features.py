@@ -3,6 +3,9 @@
 ScaleDL 2025 (arXiv 2511.04162) gives nodes their layer type, FLOPs and predicted time, edges the
 size and direction of the transfer, and the graph Z: batch size, optimizer, hardware. Sizes are
 logarithms, brought to about 0 to 2.
+
+Z holds totals of the graph as well, which the paper does not name: the mean over nodes cannot tell
+how many there are, and the update of the weights grows with them and not with T_sum.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,9 @@ NODE_KINDS = (*KINDS, "outside")
 OPTIMIZERS = ("sgd", "adam", "adamw", "other")
 NUM_NODE_FEATURES = len(NODE_KINDS) + 6
 NUM_EDGE_FEATURES = 2
-NUM_GLOBAL_FEATURES = len(OPTIMIZERS) + 6
+NUM_TOTALS = 5
+_TYPICAL_STEP_S, _LAUNCH_S, _UPDATE_PASSES = 0.1, 1e-5, 7  # only bring logarithms near 0
+NUM_GLOBAL_FEATURES = len(OPTIMIZERS) + 6 + NUM_TOTALS
 
 
 class GraphArrays(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +100,26 @@ def context_features(cluster: ClusterSpec, plan: ParallelPlan, optimizer: str) -
     )
 
 
+def total_features(graph: LayerGraph, sum_s: float, cluster: ClusterSpec, dtype: str) -> FloatArray:
+    """Logarithms of T_sum, and of what else a step has to do, over T_sum. Shape: [5].
+
+    In this order: T_sum; the time to read and write parameters, gradients and two moments once
+    (AdamW moves seven numbers a parameter); that to launch each node; that to move all outputs;
+    that of all FLOPs at the peak.
+    """
+    bandwidth = cluster.gpu.memory_bytes_per_s or UNKNOWN_BYTES_PER_S
+    nodes = graph.nodes
+    flops = sum(node.flops_forward + node.flops_backward for node in nodes)
+    seconds = (
+        sum_s / _TYPICAL_STEP_S,
+        _UPDATE_PASSES * sum(node.param_bytes for node in nodes) / bandwidth / sum_s,
+        _LAUNCH_S * len(nodes) / sum_s,
+        sum(node.activation_bytes for node in nodes) / bandwidth / sum_s,
+        flops / peak_flops(cluster.gpu, dtype) / sum_s,
+    )
+    return np.log(np.maximum(seconds, 1e-6)) / 3.0
+
+
 def graph_arrays(
     graph: LayerGraph,
     layer_s: Sequence[float] | FloatArray,
@@ -113,12 +138,18 @@ def graph_arrays(
             f"a graph of {len(graph.nodes)} nodes got layer times of the shape {times.shape}. Give "
             "one for each node, not below 0, and at least one node."
         )
-    shares = times / max(float(times.sum()), 1e-12)
+    sum_s = max(float(times.sum()), 1e-12)
+    shares = times / sum_s
     edge_index, edges = _edges(graph)
     return GraphArrays(
         nodes=_node_features(graph, times, shares),
         edge_index=edge_index,
         edges=edges,
         shares=shares,
-        context=context_features(cluster, plan, optimizer),
+        context=np.concatenate(
+            [
+                context_features(cluster, plan, optimizer),
+                total_features(graph, sum_s, cluster, plan.dtype),
+            ]
+        ),
     )

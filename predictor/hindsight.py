@@ -52,6 +52,10 @@ class Hindsight(msgspec.Struct, kw_only=True):
             for window in self.windows:
                 window.due_s += duration_s
 
+    def forget(self) -> None:
+        """Much more is known than before: how earlier forecasts fared says nothing any more."""
+        self.windows, self.scores = [], []
+
     def is_point(self, num_steps: int) -> bool:
         """Whether a new window should be opened after so many steps."""
         return num_steps >= self.next_point

@@ -47,17 +47,19 @@ class Moments(msgspec.Struct):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """A sum still to come: its mean and variance, and what it may cost beyond (``above_s``)."""
+    """A sum still to come: mean and variance; what it may cost beyond either way."""
 
     mean_s: float = 0.0
     variance: float = 0.0
     above_s: float = 0.0
+    below_s: float = 0.0
 
     def __add__(self, other: "Expected") -> "Expected":
         return Expected(
             mean_s=self.mean_s + other.mean_s,
             variance=self.variance + other.variance,
             above_s=self.above_s + other.above_s,
+            below_s=self.below_s + other.below_s,
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scaledl.intervals import total
 from scaledl.means import mean_parts
 from scaledl.records import (
     BucketTiming,
@@ -153,8 +154,8 @@ def _parts(
     known = input_wait_s + optimizer_s + exposed_s
     if compute_s is None:
         compute_s = max(0.0, step_s - known)
-    total = known + compute_s
-    factor = min(1.0, step_s / total) if total > 0 else 1.0
+    sum_s = known + compute_s
+    factor = min(1.0, step_s / sum_s) if sum_s > 0 else 1.0
     scaled = [v * factor for v in (compute_s, exposed_s, input_wait_s, optimizer_s)]
     return StepParts(
         compute_s=scaled[0],
@@ -167,8 +168,9 @@ def _parts(
 
 
 def _hidden_s(windows: Sequence[ProfileWindow]) -> float:
+    """Time a step in which communication ran beside computation, whatever ran beside itself."""
     totals = [
-        sum(event.duration_s for event in w.comm) * (w.overlap_fraction or 0.0)
+        total((e.start_s, e.start_s + e.duration_s) for e in w.comm) * (w.overlap_fraction or 0.0)
         for w in windows
         if w.comm
     ]

@@ -1,14 +1,16 @@
 """The steady step time: a level with long memory, change points, drift; outliers go elsewhere.
 
-Memory is constant: the last 256 steps as they are, and up to 64 blocks over everything since the
-last lasting change, merged pairwise when full.
+Memory is constant: the last 256 steps as they are, and blocks over everything since the last
+lasting change.
 """
 
 import math
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
+from scaledl.predictor.blocks import Blocks
 from scaledl.predictor.level import (
     MAD_TO_SD,
     Floats,
@@ -23,7 +25,6 @@ from scaledl.predictor.shift import Shift, fresh_shift
 WARM_STEPS = 8  # first steps of a process, looked at together for start-up and compiling
 RECENT = 256
 REFERENCE = 64  # steps whose median says what an outlier is
-MAX_BLOCKS = 64
 # Shares of the recent steps that are searched: an earlier change hides a later one. The parts only
 # while there are few steps, where changes lie close.
 SCANNED, SCANNED_FEW = (1.0, 0.5, 0.25), 128
@@ -48,8 +49,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
     recent_s: list[float] = []
     reference_s: list[float] = []
     held: list[tuple[int, float]] = []
-    blocks: list[tuple[int, float]] = []  # steps, summed seconds
-    block_size: int = 1
+    blocks: Blocks = msgspec.field(default_factory=Blocks)
     pauses: PauseBook = msgspec.field(default_factory=PauseBook)
     epoch_starts: PauseBook = msgspec.field(default_factory=PauseBook)
     one_off_s: float = 0.0
@@ -105,6 +105,29 @@ class StepSeries(msgspec.Struct, kw_only=True):
         """Expects start-up costs again: the steps to come are those of a new process."""
         if not self.is_warming:
             self.warm_s = []
+
+    def rescale(self, costs: Callable[[int, int], Floats | None], *, inverse: bool = False) -> None:
+        """Counts the steps kept as seconds again, or by a plan's costs (``inverse``).
+
+        Only the last steps stand alone, so that the level restarts from them.
+        """
+        num_warm = len(self.warm_s) if self.is_warming else 0
+        num_recent, num_held = len(self.recent_s), len(self.held)
+        count = num_recent + num_held + num_warm
+        found = costs(max(self.next_step - count, 0), count) if count else None
+        if found is None:
+            return
+        factors = 1 / found if inverse else found
+        recent = np.asarray(self.recent_s) * factors[:num_recent]
+        held = factors[num_recent : num_recent + num_held].tolist()
+        self.held = [(step, wall * f) for (step, wall), f in zip(self.held, held, strict=True)]
+        if num_warm:
+            self.warm_s = (np.asarray(self.warm_s) * factors[count - num_warm :]).tolist()
+        self.recent_s = []
+        self.blocks.clear()
+        self.reference_s = recent[-REFERENCE:].tolist()
+        self._push(recent.tolist())
+        self.unscanned = 0
 
     def _leave_warm_up(self, next_step: int) -> None:
         first = next_step - WARM_STEPS
@@ -170,21 +193,7 @@ class StepSeries(msgspec.Struct, kw_only=True):
     def _push(self, walls_s: list[float]) -> None:
         self.recent_s = [*self.recent_s, *walls_s][-RECENT:]
         self.unscanned += len(walls_s)
-        i = 0
-        while i < len(walls_s):
-            steps, total = (0, 0.0)
-            if self.blocks and self.blocks[-1][0] < self.block_size:
-                steps, total = self.blocks.pop()
-            part = walls_s[i : i + self.block_size - steps]
-            self.blocks.append((steps + len(part), total + sum(part)))
-            i += len(part)
-            if len(self.blocks) == MAX_BLOCKS and self.blocks[-1][0] == self.block_size:
-                self._merge()
-
-    def _merge(self) -> None:
-        pairs = zip(self.blocks[::2], self.blocks[1::2], strict=True)
-        self.blocks = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
-        self.block_size *= 2
+        self.blocks.add(walls_s)
 
     def _scan(self) -> None:
         self.unscanned = 0
@@ -200,7 +209,8 @@ class StepSeries(msgspec.Struct, kw_only=True):
         unsettled = len(self.held)
         self.num_changes += 1
         self.change = Change(step=self.next_step - unsettled - len(kept), ratio=ratio)
-        self.recent_s, self.blocks, self.block_size = [], [], 1
+        self.recent_s = []
+        self.blocks.clear()
         self.reference_s = kept[-REFERENCE:]
         self._push(kept)
         self.unscanned = 0
@@ -215,14 +225,12 @@ class StepSeries(msgspec.Struct, kw_only=True):
 
     def level(self) -> Level | None:
         """The steady step time as known now; ``None`` before the first step."""
-        if not self.blocks:
+        if not self.blocks.items:
             return self._warm_level()
-        blocks = self.blocks
+        steps, means = self.blocks.means()
         if self.is_warming and self.warm_s:  # a resumed process that just began
-            walls = self.warm_s[num_start_up(np.asarray(self.warm_s)) :]
-            blocks = [*blocks, (len(walls), sum(walls))] if walls else blocks
-        steps = np.asarray([n for n, _ in blocks], dtype=float)
-        means = np.asarray([total for _, total in blocks]) / steps
+            walls = np.asarray(self.warm_s[num_start_up(np.asarray(self.warm_s)) :])
+            steps, means = np.append(steps, len(walls)), np.append(means, walls.mean())
         return level_of(steps, means)
 
     def _warm_level(self) -> Level | None:
