@@ -18,6 +18,7 @@ from scaledl._version import __version__
 
 if TYPE_CHECKING:
     from scaledl.errors import ScaledlError
+    from scaledl.estimating import estimate
     from scaledl.past import PastRun, list_runs, open_run
     from scaledl.records import (
         ClusterSpec,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ScaledlError": "scaledl.errors",
+    "estimate": "scaledl.estimating",
     "open_run": "scaledl.past",
     "list_runs": "scaledl.past",
     "PastRun": "scaledl.past",
@@ -61,6 +63,7 @@ __all__ = [
     "StepForecast",
     "Tracker",
     "__version__",
+    "estimate",
     "list_runs",
     "open_run",
     "track",

@@ -20,6 +20,7 @@ from scaledl.units import MOST_COUNTS, MOST_GPUS, parse_counts, printable
 
 MOST_STEPS = 10**12
 MOST_EPOCHS = 10**9
+MOST_TRAINED = 10**15
 MOST_USD_PER_HOUR = 1e6
 
 _HINT = "Write for example [1, 2, 8] or '1,2,8-64'."

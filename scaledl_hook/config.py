@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from scaledl import arguments as checks
-from scaledl.arguments import MOST_EPOCHS, seen_text
-from scaledl.errors import UsageError
+from scaledl.arguments import MOST_EPOCHS, MOST_TRAINED, seen_text
+from scaledl.errors import NO_WORDS, UsageError
 from scaledl.records import ClusterSpec
 from scaledl.units import parse_counts, printable
 
@@ -24,8 +24,8 @@ LEARNERS = ("auto", "inline", "off")
 PROJECT_FILE = "pyproject.toml"
 PREFIX = "SCALEDL_"
 # Read elsewhere or in ``load``: no options, yet known.
-SWITCHES = ("HOME", "DISABLE", "QUIET", "STRICT", "ENDS_AT")
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+SWITCHES = ("HOME", "DISABLE", "QUIET", "STRICT", "ENDS_AT", "PROBE_STEPS")
+_YES = ("1", "true", "yes", "on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,10 @@ class TrackConfig:
     """Optimizer steps of one epoch, where no DataLoader shows it."""
     total_steps: int | None = None
     """Planned optimizer steps; with ``epochs`` too, the earlier end wins."""
+    total_samples: int | None = None
+    """Samples to train over all ranks, from here on: the planned end where batches grow."""
+    total_tokens: int | None = None
+    """The same in elements of the batches, padding included."""
     initial_step: int = 0
     """Optimizer steps done before this process (resume)."""
     gpus: tuple[int, ...] = ()
@@ -58,8 +62,12 @@ class TrackConfig:
     """``print``, ``none``, or a file that the reports are appended to."""
     drop_last: bool | None = None
     """How the sampler treats an incomplete batch, where no DataLoader shows it."""
+    bars: bool = True
+    """Whether the time left is put on the user's own tqdm bar, in place of a line of ours."""
     profile: bool = True
     """Whether single steps of distributed runs may be profiled to time the collectives."""
+    probe_steps: int | None = None
+    """The training is ended after so many optimizer steps: set by ``scaledl probe`` alone."""
     notices: tuple[tuple[str, str], ...] = ()
     """Key and text of what the user should hear once about the options themselves."""
 
@@ -78,7 +86,8 @@ class TrackConfig:
     ) -> Self:
         """Fill every field from the first source that has it.
 
-        ``SCALEDL_DISABLE`` is the way out that always works: nothing else is then looked at.
+        ``SCALEDL_DISABLE`` is the way out that always works: nothing else is then looked at. In a
+        probe the environment wins: whoever started it must find the run.
 
         Args:
             arguments: What the user passed; ``None`` means not given.
@@ -92,8 +101,12 @@ class TrackConfig:
             return cls(enabled=False)
         table, notices = _from_pyproject(folder or _working_folder())
         values = _checked(table, f"in [tool.scaledl] of {PROJECT_FILE}")
-        values |= _from_environment(env)
+        told = _from_environment(env)
+        probe_steps = _probe_steps(env)
+        values |= told
         values |= {name: value for name, value in arguments.items() if value is not None}
+        if probe_steps is not None:
+            values |= told | {"probe_steps": probe_steps}
         if _is_on(env, "QUIET"):
             values["report"] = "none"
         return cls(**values, notices=(*notices, *_unknown_variables(env)))
@@ -112,7 +125,7 @@ def _report(name: str, value: object) -> str:
     word = text.strip().lower()
     if word in ("print", "none"):
         return word
-    if not word or word in _YES + _NO:
+    if not word or word in _YES + NO_WORDS:
         raise UsageError(
             f"{name} must be print, none or a file, got {seen_text(text)}. "
             f"A file of that name is ./{printable(text, 20)}"
@@ -126,6 +139,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "epochs": partial(checks.whole_number, most=MOST_EPOCHS),
     "steps_per_epoch": checks.whole_number,
     "total_steps": checks.whole_number,
+    "total_samples": partial(checks.whole_number, most=MOST_TRAINED),
+    "total_tokens": partial(checks.whole_number, most=MOST_TRAINED),
     "initial_step": partial(checks.whole_number, least=0),
     "gpus": lambda name, value: checks.gpu_counts(value),
     "usd_per_gpu_hour": checks.price,
@@ -136,6 +151,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "run_dir": checks.path_text,
     "report": _report,
     "drop_last": checks.truth,
+    "bars": checks.truth,
     "profile": checks.truth,
 }
 OPTIONS = tuple(name for name in _CHECKS if name != "cluster")
@@ -213,6 +229,14 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def _probe_steps(env: Mapping[str, str]) -> int | None:
+    text = env.get(f"{PREFIX}PROBE_STEPS", "").strip()
+    if not text:
+        return None
+    where = f"{PREFIX}PROBE_STEPS"
+    return checks.whole_number(where, int(text) if text.isdecimal() else text)
+
+
 def _unknown_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Variables with our prefix that nothing reads; their values are never shown."""
     known = [PREFIX + name.upper() for name in (*OPTIONS, *SWITCHES)]
@@ -233,7 +257,7 @@ def _closest(name: str, known: "tuple[str, ...] | list[str]", prefix: str = "") 
 
 def _is_on(env: Mapping[str, str], switch: str) -> bool:
     """Whether a switch is set to anything but a word for no."""
-    return env.get(PREFIX + switch, "").strip().lower() not in ("", *_NO)
+    return env.get(PREFIX + switch, "").strip().lower() not in ("", *NO_WORDS)
 
 
 def _parse(name: str, text: str, source: str) -> Any:
@@ -242,6 +266,7 @@ def _parse(name: str, text: str, source: str) -> Any:
         "usd_per_gpu_hour": float,
         "enabled": _boolean,
         "drop_last": _boolean,
+        "bars": _boolean,
         "profile": _boolean,
         "learner": str,
         "run_dir": str,
@@ -259,6 +284,6 @@ def _boolean(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in _YES:
         return True
-    if lowered in _NO:
+    if lowered in NO_WORDS:
         return False
     raise ValueError("write 1 or 0")

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
+from scaledl.bars import UserBars
 from scaledl.capture.meeting import Meeting
 from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
@@ -20,11 +22,16 @@ from scaledl.ending import outcome_of
 from scaledl.errors import run_all
 from scaledl.faults import Faults
 from scaledl.journal import Journal
+from scaledl.learning.launch import Background, cores_free, state_file
 from scaledl.limit import limit_of, on_the_limit
+from scaledl.linkbook import read_book
+from scaledl.listener import Listener, OnEta
+from scaledl.lookback import look_back
 from scaledl.narrator import Narrator
-from scaledl.outlook import Outlook, epochs_left, require
+from scaledl.outlook import Outlook, epochs_left, require, steps_left
 from scaledl.predictor.plan import StepCost
 from scaledl.pulse import Pulse
+from scaledl.quota import quotas_of
 from scaledl.records import (
     DeviceSample,
     EpochRecord,
@@ -40,7 +47,7 @@ from scaledl.records import (
 from scaledl.remarks import remarks
 from scaledl.report.live import is_beyond
 from scaledl.reporter import Reporter
-from scaledl.setting import cluster_of, model_name, run_info
+from scaledl.setting import cluster_of, job_of, model_name, run_info
 from scaledl.speaker import Speaker
 from scaledl.store import home_dir, new_run_id
 from scaledl.tally import EpochTally
@@ -48,7 +55,9 @@ from scaledl.tally import EpochTally
 if TYPE_CHECKING:
     from torch import nn
 
-FLUSH_S = 1.0
+FLUSH_S = 1.0  # between two estimates
+FLUSH_SHARE = 0.001  # of the time, that they may take
+FLUSH_STRETCH = 5.0
 _num_runs = 0
 _running: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
@@ -62,11 +71,12 @@ class Engine:
         config: TrackConfig,
         loader: object | None,
         step_cost: StepCost | None = None,
+        on_eta: OnEta | None = None,
     ) -> None:
         global _num_runs
         _num_runs += 1
         self._config = config
-        self._model_name = model_name(model)
+        self._model_name, self._job = model_name(model), job_of(model)
         self._wall_offset_s = time.time() - time.perf_counter()
         self._started_s = time.perf_counter()
         self._pid = os.getpid()
@@ -78,27 +88,38 @@ class Engine:
             steps_per_epoch=config.steps_per_epoch,
             loader=loader,
             profile=config.profile,
+            probe_steps=config.probe_steps,
         )
         environment = self.capture.environment
         self._rank = environment.rank
-        self._narrator = Narrator(Speaker(config.report, environment.rank == 0), time.time)
+        voice = Speaker(config.report, environment.rank == 0)
+        self.narrator = Narrator(voice, time.time, UserBars(is_on=config.bars))
         self._home = home_dir()
         runs = Path(config.run_dir) if config.run_dir else self._home / "runs"
         self.journal = Journal(runs, environment.rank, lambda text: self.on_guess("store", text))
         self._meeting = Meeting(environment.rank, environment.world_size, _num_runs)
-        self._cluster = cluster_of(environment, config)
-        self._outlook = Outlook(config, self._cluster, runs, host_slots=environment.host_slots)
-        self._reporter = Reporter(
-            config, self._model_name, self.capture, self._outlook, self.journal, self._narrator
+        self._cluster = cluster_of(
+            environment, config, self.capture.sampler.links(), read_book(runs)
         )
-        self.pulse = Pulse(self.journal.write, step_cost)
+        self._runs = runs
+        self._outlook = Outlook(config, self._cluster, runs, host_slots=environment.host_slots)
+        self._outlook.holdings = self.capture.holdings
+        self._reporter = Reporter(
+            config, self._model_name, self.capture, self._outlook, self.journal, self.narrator
+        )
+        self._reporter.progress = self.progress
+        self._quotas = quotas_of(config.total_samples, config.total_tokens, environment.world_size)
+        self._limit_s = limit_of()
+        self.pulse = Pulse(self.journal.write, step_cost, self._limit_s)
+        self._listener = Listener(on_eta)
         self._fresh: list[StepRecord] = []
         self._tally = EpochTally()
         self._last_flush_s = self._started_s
+        self._flush_gap_s = FLUSH_S
         self._own_s = 0.0
         self._train_s = 0.0
-        self._limit_s = limit_of()
         self._planned_steps: int | None = None
+        self._learner: Background | None = None
 
     # --- start and end ------------------------------------------------------------------------
 
@@ -115,12 +136,43 @@ class Engine:
             self.on_guess(key, text)
         if self.capture.remark:
             self.on_guess("plan", self.capture.remark)
+        if self._rank == 0 and self._config.learner != "off":
+            self._faults.part("earlier runs", self._look_back)
+
+    def _study(self, *, at_epoch: bool) -> None:
+        """Keep the graph network's process going; it starts once the run has lasted a while."""
+        if self._learner is None:
+            if self._rank or self._config.learner != "auto" or self.journal.folder is None:
+                return
+            environment = self.capture.environment
+            threads = torch.get_num_threads() if environment.is_cpu else 1
+            home = self._runs / ".learner" if self._config.run_dir else self._home
+            self._learner = Background(
+                self.journal.folder,
+                state_file(home, self._cluster.gpu.name),
+                seldom=cores_free(threads, environment.ranks_per_node) < 1,
+                tell=self.on_guess,
+            )
+        passed_s = time.perf_counter() - self._started_s
+        self._learner.look(passed_s, at_epoch=at_epoch)
+
+    def _look_back(self) -> None:
+        """What earlier runs of the job say, shown before the first step."""
+        past = look_back(self._runs, self._job, self._cluster, exclude=self._own_id)
+        if past is not None:
+            self.pulse.know(past)
+            self.on_guess("earlier", f"an earlier run of this job, {past.run_id}, leads at first.")
+            self._flush(time.perf_counter())
 
     def detach(self) -> None:
         """Take every sensor off; used where entering failed half way."""
         self._faults.closing = True
         run_all(
-            [("sensors", self.capture.stop), ("journal", self.journal.close)],
+            [
+                ("sensors", self.capture.stop),
+                ("bars", self.narrator.leave_bars),
+                ("journal", self.journal.close),
+            ],
             self.on_error,
         )
         _running.discard(self)
@@ -135,13 +187,19 @@ class Engine:
             [
                 ("end of the run", self._note_plan),
                 ("end of the run", self.capture.stop),
+                ("end of the run", self.narrator.leave_bars),
                 ("end of the run", lambda: self._finish(failed)),
                 ("end of the run", self.journal.close),
+                ("end of the run", self._stop_study),
             ],
             self.on_error,
         )
         if self._faults.raised and not failed:
             raise self._faults.raised[0]
+
+    def _stop_study(self) -> None:
+        if self._learner is not None:
+            self._learner.leave()
 
     def _note_plan(self) -> None:
         """Keep the planned length: an epoch that is cut off closes, and then tells none."""
@@ -157,14 +215,15 @@ class Engine:
         self._faults.part("journal", lambda: self.journal.close_block(self._wall(now_s)))
         progress = self.progress()
         planned = progress.total_steps or self._planned_steps
+        cut = self.capture.probe_end is not None and self.capture.probe_end.was_reached
         end = RunEnd(
             at_s=self._wall(now_s),
             step=progress.step,
-            outcome=outcome_of(progress.step, planned, failed=failed),
+            outcome="stopped-early" if cut else outcome_of(progress.step, planned, failed=failed),
             overhead_fraction=self._cost(),
         )
         if is_beyond(progress):
-            self._narrator.first_eta = None  # it told the time to a plan that was not kept
+            self.narrator.first_eta = None  # it told the time to a plan that was not kept
         self.journal.write(end)
         if self._rank == 0:
             self._reporter.say_end(
@@ -185,6 +244,7 @@ class Engine:
                 self._wall(self._started_s),
                 cluster=self._cluster,
                 plan=plan,
+                job=self._job,
             )
         )
 
@@ -198,8 +258,8 @@ class Engine:
         self._train_s += step.wall_s
         self._tally.add_step(step)
         self.capture.step_ended(step)
-        is_due = now_s - self._last_flush_s >= FLUSH_S and self.capture.border.is_live
-        if is_due or len(self._fresh) >= 500:
+        is_due = now_s - self._last_flush_s >= self._flush_gap_s
+        if (is_due and self.capture.border.is_live) or len(self._fresh) >= 500:
             self._flush(time.perf_counter())
 
     def on_phase(self, phase: PhaseRecord) -> None:
@@ -222,10 +282,12 @@ class Engine:
         else:  # epochs of a few steps: an estimate at each would cost more than the steps
             self._hand_on(begin_s)
         energy_j = self.capture.sampler.energy_j
+        epoch = msgspec.structs.replace(epoch, device=self.capture.environment.device_name)
         epoch, phases = self._tally.close(epoch, at_s=self._wall(epoch.at_s), energy_j=energy_j)
         self._faults.part("journal", lambda: self._note_epoch(epoch))
         self._faults.part("ETA", lambda: self.pulse.add_epoch(epoch))
         self._faults.part("report", lambda: self._report(epoch, phases))
+        self._faults.part("graph network", lambda: self._study(at_epoch=True))
         self._own_s += time.perf_counter() - begin_s
 
     def _note_epoch(self, epoch: EpochRecord) -> None:
@@ -266,7 +328,7 @@ class Engine:
         if key in ("store", "comm") or key.startswith("device"):
             self._faults.off[key] = text
         if self._rank == 0 or key == "store":
-            note = self._narrator.tell(key, text)
+            note = self.narrator.tell(key, text)
             if note is not None and key != "store":
                 self.journal.write(note)
 
@@ -278,7 +340,10 @@ class Engine:
 
     def progress(self) -> Progress:
         """Where the run stands."""
-        return self.capture.clock.progress(self._config.epochs, self._config.total_steps)
+        progress = self.capture.clock.progress(self._config.epochs, self._config.total_steps)
+        for quota in self._quotas:
+            progress = quota.limit(progress)
+        return progress
 
     def _cost(self) -> float | None:
         """Our own share of the training time: sampling, ETA, reports."""
@@ -294,11 +359,19 @@ class Engine:
         self._faults.part("ETA", lambda: self.pulse.beat(self.progress(), self._wall(now_s)))
         if draw and self._rank == 0:
             self._faults.part("live line", self._draw)
-        self._own_s += time.perf_counter() - now_s
+            self._faults.part("graph network", lambda: self._study(at_epoch=False))
+        cost_s = time.perf_counter() - now_s
+        self._own_s += cost_s
+        # Where it takes long less often, so that it stays within its share of the time.
+        self._flush_gap_s = min(max(FLUSH_S, cost_s / FLUSH_SHARE), FLUSH_STRETCH * FLUSH_S)
+        if draw and self._rank == 0:  # the user's own time
+            self._faults.part("on_eta", lambda: self._listener.hear(self.pulse.eta))
 
     def _hand_on(self, now_s: float) -> None:
         fresh, self._fresh = self._fresh, []
         at_s = self._wall(now_s)
+        for quota in self._quotas:
+            quota.add(fresh)
         self._faults.part("step records", lambda: self._note_steps(fresh, at_s))
         self._faults.part("ETA", lambda: self.pulse.add_steps(fresh, self.progress()))
 
@@ -309,7 +382,7 @@ class Engine:
     def _draw(self) -> None:
         eta, progress, price = self.pulse.eta, self.progress(), self._cluster.usd_per_gpu_hour
         if eta is not None:
-            self._narrator.progress(
+            self.narrator.progress(
                 eta,
                 progress,
                 eta.step_s.mean if eta.step_s is not None else None,
@@ -370,6 +443,7 @@ class Engine:
             num_samples=clock.feeds.epoch_samples(self._cluster.num_gpus),
             drop_last=clock.feeds.drop_last,
             power_w=self.capture.sampler.power_w,
+            loader_workers=clock.feeds.num_workers,
         )
         progress = self.progress()
         return self._outlook.report(
@@ -377,6 +451,7 @@ class Engine:
             run_id=self.journal.run_id or "",
             steps_per_epoch=progress.steps_per_epoch,
             remaining_epochs=epochs_left(progress),
+            remaining_steps=steps_left(progress),
             epoch=progress.epoch,
             **question,
         )
@@ -406,7 +481,7 @@ class Engine:
             "rank": self._rank,
             "step": self.capture.clock.step,
             "off": dict(self._faults.off),
-            "guesses": {note.key: note.text for note in self._narrator.notes},
+            "guesses": {note.key: note.text for note in self.narrator.notes},
             "overhead_fraction": self._cost(),
             "energy_source": self.capture.sampler.energy_source,
             "device": self.capture.environment.device_name,

@@ -1,14 +1,13 @@
-"""Errors for users, and notices that are told once.
+"""Errors for users.
 
 Every message has three parts: what is wrong, the value seen, what to do.
 """
 
-import logging
 import os
-import threading
 from collections.abc import Callable, Iterable
 
-logger = logging.getLogger("scaledl")
+NO_WORDS = ("0", "false", "no", "off")
+"""What switches a yes-or-no variable of the environment off."""
 
 
 class ScaledlError(Exception):
@@ -21,34 +20,6 @@ class UsageError(ScaledlError, ValueError):
 
 class StoreError(ScaledlError):
     """A run folder that cannot be read: missing, ambiguous, damaged or from a newer version."""
-
-
-class OptionalDependencyError(ScaledlError, ImportError):
-    """A feature that needs an extra which is not installed."""
-
-
-_told: set[str] = set()
-_told_lock = threading.Lock()
-
-
-def warn_once(key: str, message: str) -> bool:
-    """Log ``message`` at INFO the first time ``key`` is seen; return whether it was the first.
-
-    The notice goes to the ``scaledl`` logger, not to ``warnings``: an ``-W error`` run of the
-    user must not be ended by a notice of ours.
-    """
-    with _told_lock:
-        if key in _told:
-            return False
-        _told.add(key)
-    logger.info(message)
-    return True
-
-
-def forget_notices() -> None:
-    """Forget what was told, so that a new ``track`` in the same process speaks again."""
-    with _told_lock:
-        _told.clear()
 
 
 def run_all(
@@ -73,4 +44,4 @@ def run_all(
 
 def is_strict() -> bool:
     """Whether sensor errors are re-raised (``SCALEDL_STRICT=1``; the tests run with it)."""
-    return os.environ.get("SCALEDL_STRICT", "") not in ("", "0")
+    return os.environ.get("SCALEDL_STRICT", "").strip().lower() not in ("", *NO_WORDS)

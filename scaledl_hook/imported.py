@@ -14,6 +14,8 @@ from scaledl.records import (
     ClusterSpec,
     CommEvent,
     GpuSpec,
+    KernelTimes,
+    LayerTiming,
     Line,
     Measurement,
     Note,
@@ -252,10 +254,36 @@ def _lines(trace: TraceSummary, world: int, now_s: float) -> list[Line]:
             comm_exposed_s=parts.comm_exposed_s if trace.num_kernels else None,
         )
     ]
+    if trace.kernels is not None and trace.kernels.layers:
+        lines.append(_layer_window(trace, trace.kernels))
     for index, step in enumerate(by_step(trace, trace.collectives)):
         if step and len(step) <= _MAX_EVENTS:
             lines.append(_window(trace, index, step, world, parts))
     return lines
+
+
+def _layer_window(trace: TraceSummary, kernels: KernelTimes) -> ProfileWindow:
+    """Kernel time by layer of a mean step: totals of the trace over its steps."""
+    each = max(1, num_steps(trace))
+    layers = tuple(
+        LayerTiming(
+            fqn=layer.fqn,
+            forward_s=layer.forward_s / each,
+            backward_s=None if layer.backward_s is None else layer.backward_s / each,
+            recompute_s=None if layer.recompute_s is None else layer.recompute_s / each,
+            num_calls=round(layer.num_calls / each),
+            source=layer.source,
+        )
+        for layer in kernels.layers
+    )
+    return ProfileWindow(
+        step=0,
+        rank=trace.rank or 0,
+        step_s=statistics.median(trace.step_times_s),
+        layers=layers,
+        outside_forward_s=kernels.outside_forward_s / each,
+        outside_backward_s=kernels.outside_backward_s / each,
+    )
 
 
 def _window(
@@ -278,6 +306,7 @@ def _window(
                 num_bytes=c.num_bytes,
                 start_s=max(0.0, c.start_s - starts[index]),  # one may begin just before the mark
                 duration_s=c.duration_s,
+                owner=c.owner,
             )
             for c in step
         ),

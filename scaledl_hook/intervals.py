@@ -47,6 +47,42 @@ def overlap(first: AnySpans, second: AnySpans) -> float:
     return float((_covered(b, a[:, 1]) - _covered(b, a[:, 0])).sum())
 
 
+def uncovered(spans: AnySpans, cover: AnySpans) -> Spans:
+    """How much of each span the cover leaves free; where spans overlap the first one has it.
+
+    The parts thus sum to the length of the union of the spans outside the cover.
+
+    Args:
+        spans: In the order of their starts.
+        cover: In any order.
+    """
+    own, merged = as_spans(spans), union(cover)
+    if not len(own):
+        return np.empty(0)
+    reach = np.maximum.accumulate(own[:, 1])
+    starts = own[:, 0].copy()
+    starts[1:] = np.maximum(starts[1:], reach[:-1])
+    ends = np.maximum(own[:, 1], starts)
+    if not len(merged):
+        return ends - starts
+    return np.maximum(0.0, ends - starts - _covered(merged, ends) + _covered(merged, starts))
+
+
+def fair_shares(spans: AnySpans) -> Spans:
+    """Each span's length where those that are active share every moment equally.
+
+    What each would take of a link that serves them one after the other: the shares sum to the
+    length of the union. Shape: [n].
+    """
+    own = as_spans(spans)
+    edges = np.unique(own)
+    if not len(edges):
+        return np.empty(0)
+    middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    active = (own[:, :1] < middles) & (middles < own[:, 1:])
+    return np.asarray(active @ (lengths / np.maximum(active.sum(axis=0), 1)))
+
+
 def _covered(merged: Spans, at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Length of the merged spans that lies before each time in ``at``."""
     lengths = merged[:, 1] - merged[:, 0]

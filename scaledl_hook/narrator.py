@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from scaledl.bars import UserBars
 from scaledl.records import (
     EpochSummary,
     Eta,
@@ -17,6 +18,7 @@ from scaledl.records import (
 from scaledl.report import live
 from scaledl.report.console import render_end, render_epoch
 from scaledl.report.exchange import Transfer
+from scaledl.report.when import limit_text, reached_text, short_texts
 from scaledl.speaker import Speaker
 
 LEARNING_STEPS = 20  # until then a number is not earned and the line says "learning"
@@ -28,16 +30,24 @@ class Narrator:
     Args:
         speaker: The stream.
         now: Wall clock, seconds since the epoch of Unix.
+        bars: The user's own bars; one that is alive takes the place of the live line.
     """
 
-    def __init__(self, speaker: Speaker, now: Callable[[], float]) -> None:
+    def __init__(
+        self, speaker: Speaker, now: Callable[[], float], bars: UserBars | None = None
+    ) -> None:
         self._speaker = speaker
+        self._bars = bars or UserBars(is_on=False)
         self._now = now
-        self._policy = live.LinePolicy(is_tty=speaker.is_terminal, started_s=now())
+        started_s = now()
+        self._redrawn = live.LinePolicy(is_tty=True, started_s=started_s)
+        self._sparse = live.LinePolicy(is_tty=False, started_s=started_s)
+        self._is_on_bar = False
         self._said: set[str] = set()
         self._summary: EpochSummary | None = None
         self._report: ScalingReport | None = None
         self.first_eta: Eta | None = None
+        self.shown: Eta | None = None  # as calm as the live line
         self.notes: list[Note] = []
 
     def tell(self, key: str, text: str) -> Note | None:
@@ -58,31 +68,59 @@ class Narrator:
         seen = progress.step - progress.first_step
         if self.first_eta is None and eta.remaining_s is not None and seen >= LEARNING_STEPS:
             self.first_eta = eta
-        if self._speaker.is_silent or not self._policy.is_due(progress, now_s):
-            return
-        shown = self._policy.calm(eta, now_s)
         speaker = self._speaker
-        if shown.replaced is not None:
-            speaker.notice(
-                live.render_change(
-                    shown.replaced, shown.eta, now_s, unicode=speaker.unicode
-                ).removeprefix(live.NAME)
-            )
-        if not speaker.is_terminal:
-            speaker.line(live.render_log_line(shown.eta, progress, step_s=step_s, now_s=now_s))
+        fresh = self._redraw(eta, progress, now_s)
+        if speaker.is_silent:
             return
-        speaker.line(
-            live.render_line(
-                shown.eta,
-                progress,
-                step_s=step_s,
-                now_s=now_s,
-                width=speaker.width,
-                unicode=speaker.unicode,
-                usd_per_hour=usd_per_hour,
-                learning=(seen, LEARNING_STEPS) if seen < LEARNING_STEPS else None,
+        is_redrawn = speaker.redraws and (self._is_on_bar or not speaker.is_shared)
+        shown = fresh if is_redrawn else self._seldom(eta, progress, now_s)
+        if shown is None:
+            return
+        self._say_change(shown, now_s)
+        if not speaker.redraws:
+            speaker.line(live.render_log_line(shown.eta, progress, step_s=step_s, now_s=now_s))
+        elif not self._is_on_bar:
+            speaker.line(
+                live.render_line(
+                    shown.eta,
+                    progress,
+                    step_s=step_s,
+                    now_s=now_s,
+                    width=speaker.width,
+                    unicode=speaker.unicode,
+                    usd_per_hour=usd_per_hour,
+                    learning=(seen, LEARNING_STEPS) if seen < LEARNING_STEPS else None,
+                )
             )
-        )
+
+    def _redraw(self, eta: Eta, progress: Progress, now_s: float) -> live.Shown | None:
+        """What a line that is redrawn shows now, put on a bar of the user's if one takes it."""
+        if not self._redrawn.is_due(progress, now_s):
+            return None
+        fresh = self._redrawn.calm(eta, now_s)
+        self.shown = fresh.eta
+        if not self._speaker.is_silent:
+            texts = () if live.is_beyond(progress) else short_texts(fresh.eta, now_s)
+            self._is_on_bar = self._bars.show(texts)
+            if self._is_on_bar:
+                self._speaker.clear_output()
+        return fresh
+
+    def _seldom(self, eta: Eta, progress: Progress, now_s: float) -> live.Shown | None:
+        """What a line that stays shows: in a log, and above a bar that takes no text."""
+        is_due = self._sparse.is_due(progress, now_s)
+        return self._sparse.calm(eta, now_s) if is_due else None
+
+    def _say_change(self, shown: live.Shown, now_s: float) -> None:
+        if shown.replaced is not None:
+            text = live.render_change(
+                shown.replaced, shown.eta, now_s, unicode=self._speaker.unicode
+            )
+            self._speaker.notice(text.removeprefix(live.NAME))
+
+    def leave_bars(self) -> None:
+        """Give the user's bar back as it was."""
+        self._bars.leave()
 
     def epoch(
         self,
@@ -103,9 +141,18 @@ class Narrator:
             previous_report=self._report,
             phases_left_s=phases_left_s,
         )
-        speaker.block(text)
+        speaker.block(text + self._limit_line())
         self._summary = summary
         self._report = report or self._report
+
+    def _limit_line(self) -> str:
+        """Beside the time left in a report: that the job's time limit leaves less."""
+        limit = None if self.shown is None else self.shown.limit
+        if limit is None or not limit.is_sure:
+            return ""
+        where = reached_text(limit)
+        at = limit_text(limit, self._now())
+        return f"\n  the {at} comes first{f', {where}' if where else ''}."
 
     def end(
         self,

@@ -1,20 +1,24 @@
 """What the run's measurements say about other counts: learning, forecasting, the report."""
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from scaledl.config import TrackConfig
 from scaledl.errors import UsageError
 from scaledl.predictor.forecaster import Forecaster
 from scaledl.predictor.regime import measure
-from scaledl.predictor.whatif import scaling_rows
+from scaledl.predictor.whatif import answer_rows
 from scaledl.query import build_query
 from scaledl.records import (
     BatchRule,
     ClusterSpec,
     EpochRecord,
+    Holdings,
     LayerGraph,
     LinkSpec,
     Measurement,
@@ -59,7 +63,11 @@ class Outlook:
         self.told: ScalingRow | None = None  # an earlier run's forecast of this one
         self.latest: Measurement | None = None
         self.graph: LayerGraph | None = None
+        self.holdings: Callable[[], Holdings | None] = lambda: None
         self._num_samples: int | None = None
+        self._loader_workers: int | None = None
+        self._devices: tuple[str, ...] = ()  # of the ranks whose epochs were read
+        self._curve_batch: int | None = None  # of the layer curve the forecaster has
         self._drop_last = False
         self._power_w: float | None = None
 
@@ -78,9 +86,17 @@ class Outlook:
         """One sampled step."""
         self._windows.append(window)
 
-    def know(self, *, num_samples: int | None, drop_last: bool, power_w: float | None) -> None:
-        """What the loader and the device tell: size of the data set, rest, mean power."""
+    def know(
+        self,
+        *,
+        num_samples: int | None,
+        drop_last: bool,
+        power_w: float | None,
+        loader_workers: int | None = None,
+    ) -> None:
+        """What the loader and the device tell: size of the data set, rest, workers, mean power."""
         self._num_samples = num_samples
+        self._loader_workers = loader_workers
         self._drop_last = bool(self._config.drop_last or drop_last)
         self._power_w = power_w
 
@@ -93,7 +109,7 @@ class Outlook:
         self, plan: ParallelPlan, ranks: Sequence[EpochRecord] = ()
     ) -> Measurement | None:
         """The regime so far; ``None`` with too few steady steps."""
-        return measure(
+        measured = measure(
             list(self._steps),
             self.windows,
             cluster=self.cluster,
@@ -106,6 +122,23 @@ class Outlook:
             skip=3 if self._first else 0,
             watched=self._watched,
         )
+        if measured is None:
+            return None
+        kinds = tuple(sorted({record.device for record in ranks if record.device}))
+        self._devices = kinds or self._devices
+        if len(self._devices) > 1:  # then the slowest kind made the measured step
+            measured = msgspec.structs.replace(measured, devices=self._devices)
+        return self._with_memory(measured)
+
+    def _with_memory(self, measured: Measurement) -> Measurement:
+        """The measurement with what the training holds in memory, where that is known."""
+        held = self.holdings()
+        if held is None:
+            return measured
+        if self.graph is not None:
+            outputs = float(sum(node.activation_bytes for node in self.graph.nodes))
+            held = msgspec.structs.replace(held, activation_bytes=outputs)
+        return msgspec.structs.replace(measured, holdings=held)
 
     def learn(self, measurement: Measurement, run_id: str) -> None:
         """Predict, compare, then learn; other runs of the same model are learned first."""
@@ -113,6 +146,7 @@ class Outlook:
             self._knows_relatives = True
             family = load_relatives(self._home, measurement.signature, run_id, like=measurement)
             self.told = family.told(measurement)
+            self._forecaster.remember(family.past)
             for other in family.measurements:
                 if other.cluster.num_gpus != measurement.cluster.num_gpus:
                     self._forecaster.learn(other)
@@ -134,7 +168,11 @@ class Outlook:
         inter: LinkSpec | str | None = None,
         steps_per_epoch: int | None = None,
         remaining_epochs: float | None = None,
+        remaining_steps: float | None = None,
         epoch: int | None = None,
+        strategies: Iterable[str] | str | None = None,
+        deadline_s: float | None = None,
+        budget_usd: float | None = None,
     ) -> ScalingReport:
         """The what-if report around ``base``.
 
@@ -154,16 +192,31 @@ class Outlook:
             steps_per_epoch=steps_per_epoch,
             drop_last=self._drop_last,
             remaining_epochs=remaining_epochs,
+            remaining_steps=remaining_steps,
             usd_per_gpu_hour=price,
             power_w=self._power_w,
+            strategies=strategies,
+            loader_workers=self._loader_workers,
+            cores_per_node=os.cpu_count(),
         )
+        plan = base.plan
+        if self.graph is not None and plan.batch_per_gpu != self._curve_batch:
+            self._curve_batch = plan.batch_per_gpu
+            self._forecaster.know_layers(
+                self.graph, self.cluster.gpu, plan.batch_per_gpu, plan.dtype
+            )
         knowing = (
             self._forecaster
             if base in self._forecaster.measurements
             else self._forecaster.knowing(base)
         )
+        rows, compared = answer_rows(knowing, base, query)
         return scaling.build(
-            scaling_rows(knowing, base, query),
+            rows,
+            compared=compared,
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
+            loader_workers=self._loader_workers,
             base=base,
             run=run_id,
             batch_rule=batch_rule,
@@ -179,6 +232,12 @@ def epochs_left(progress: Progress) -> float | None:
     if total is None or not per_epoch:
         return None
     return max(0, total - progress.step) / per_epoch
+
+
+def steps_left(progress: Progress) -> float | None:
+    """Steps to the planned end; 0 beyond it."""
+    total = progress.total_steps
+    return None if total is None else float(max(0, total - progress.step))
 
 
 def require(measurement: Measurement | None) -> Measurement:

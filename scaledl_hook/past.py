@@ -4,18 +4,20 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from scaledl import arguments, store
 from scaledl.errors import StoreError, UsageError
 from scaledl.imported import NO_WHAT_IF
+from scaledl.linkbook import LinkBook, read_book
 from scaledl.query import build_query
 from scaledl.recorded import RecordedRun
 from scaledl.records import (
     BatchRule,
     LinkSpec,
+    Measurement,
     ScalingReport,
 )
 from scaledl.relatives import load_relatives
@@ -23,6 +25,9 @@ from scaledl.report import jsonable, scaling
 from scaledl.report.console import RunLine, render_comm, render_layers, render_report, render_show
 from scaledl.report.layers import comm_rows, layer_rows
 from scaledl.units import LATEST_S
+
+if TYPE_CHECKING:
+    from scaledl.predictor.forecaster import Forecaster
 
 RUN_SCHEMA = "scaledl.run/1"
 
@@ -49,6 +54,9 @@ class PastRun(RecordedRun):
         inter: LinkSpec | str | None = None,
         epochs: int | None = None,
         level: float = 0.9,
+        strategies: Iterable[str] | str | None = None,
+        deadline_s: float | None = None,
+        budget_usd: float | None = None,
         now_s: float | None = None,
     ) -> ScalingReport:
         """The what-if report of this run, made anew.
@@ -64,6 +72,9 @@ class PastRun(RecordedRun):
             inter: Link between nodes, a record or text such as ``"200Gb/s"``.
             epochs: Length of the training; by default as recorded.
             level: Probability of the intervals.
+            strategies: Ways to spread the job to compare at every count: ddp, fsdp, hsdp.
+            deadline_s: Longest time for the rest of the run.
+            budget_usd: Most money for the rest of the run; needs a price.
             now_s: Time stamp of the report.
 
         Raises:
@@ -71,26 +82,17 @@ class PastRun(RecordedRun):
                 that tells too little.
             UsageError: an argument that cannot be.
         """
-        from scaledl.predictor.forecaster import Forecaster
-        from scaledl.predictor.whatif import scaling_rows
+        from scaledl.predictor.whatif import answer_rows
 
         if epochs is not None:
             epochs = arguments.whole_number("epochs", epochs, most=arguments.MOST_EPOCHS)
+        if deadline_s is not None:
+            deadline_s = arguments.amount("deadline_s", deadline_s)
+        if budget_usd is not None:
+            budget_usd = arguments.amount("budget_usd", budget_usd)
         if now_s is not None:
             now_s = arguments.amount("now_s", now_s, most=LATEST_S)
-        refused = [note.text for note in self.notes if note.key == NO_WHAT_IF]
-        if refused:  # an imported trace
-            raise StoreError(f"run {self.info.run_id} has no what-if: {refused[-1]}")
-        if not self.measurements:
-            raise StoreError(
-                f"run {self.info.run_id} holds no steady step: nothing to forecast from. "
-                "Train for at least 20 steps under track()."
-            )
-        base = self.measurements[-1]
-        forecaster = Forecaster()
-        relatives = load_relatives(self.folder.parent, base.signature, self.info.run_id, like=base)
-        for measurement in [*relatives.measurements, *self.measurements]:
-            forecaster.learn(measurement)
+        forecaster, base = self.learned()
         price = self.info.cluster.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
         query = build_query(
             gpus,
@@ -101,12 +103,14 @@ class PastRun(RecordedRun):
             num_samples=self.samples_per_epoch,
             steps_per_epoch=self.steps_per_epoch,
             remaining_epochs=self.remaining_epochs(epochs),
+            remaining_steps=self.remaining_steps if epochs is None else None,
             usd_per_gpu_hour=price,
             power_w=self.power_w,
             level=level,
+            strategies=strategies,
         )
         try:
-            rows = scaling_rows(forecaster, base, query)
+            rows, compared = answer_rows(forecaster, base, query)
         except (ArithmeticError, ValueError) as error:  # the question was checked above
             raise StoreError(
                 f"run {self.info.run_id} holds numbers that nothing can be forecast from: {error}"
@@ -120,7 +124,41 @@ class PastRun(RecordedRun):
             made_at=time.time() if now_s is None else now_s,
             epoch=max((record.epoch for record in self.epochs), default=None),
             level=level,
+            compared=compared,
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
         )
+
+    def learned(self, book: LinkBook | None = None) -> "tuple[Forecaster, Measurement]":
+        """What this run and its relatives tell, and the run's own last measurement.
+
+        Args:
+            book: Measured links; by default those kept beside the runs.
+
+        Raises:
+            StoreError: the run has no steady step, or was imported from a trace that tells too
+                little.
+        """
+        from scaledl.predictor.forecaster import Forecaster
+
+        refused = [note.text for note in self.notes if note.key == NO_WHAT_IF]
+        if refused:  # an imported trace
+            raise StoreError(f"run {self.info.run_id} has no what-if: {refused[-1]}")
+        if not self.measurements:
+            raise StoreError(
+                f"run {self.info.run_id} holds no steady step: nothing to forecast from. "
+                "Train for at least 20 steps under track()."
+            )
+        book = read_book(self.folder.parent) if book is None else book
+        base = book.applied(self.measurements[-1])
+        forecaster = Forecaster()
+        relatives = load_relatives(self.folder.parent, base.signature, self.info.run_id, like=base)
+        for measurement in [*relatives.measurements, *self.measurements]:
+            forecaster.learn(book.applied(measurement))
+        if self.graph is not None:
+            plan = base.plan
+            forecaster.know_layers(self.graph, base.cluster.gpu, plan.batch_per_gpu, plan.dtype)
+        return forecaster, base
 
     def render(
         self,
@@ -158,6 +196,7 @@ class PastRun(RecordedRun):
                 measurement=base,
                 epochs=self.epochs,
                 notes=self.notes,
+                learned=self.network,
                 now_s=time.time() if now_s is None else now_s,
                 **where,
             )
@@ -186,6 +225,7 @@ class PastRun(RecordedRun):
             "steps_per_epoch": self.steps_per_epoch,
             "epochs": [msgspec.to_builtins(record) for record in self.epochs],
             "notes": [msgspec.to_builtins(note) for note in self.notes],
+            "learned": None if self.network is None else msgspec.to_builtins(self.network),
             "report": jsonable.report_to_dict(self.reports[-1]) if self.reports else None,
         } | {name: msgspec.to_builtins(rows) for name, rows in wanted.items() if rows is not None}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from scaledl import arguments
 from scaledl.errors import UsageError
-from scaledl.records import BatchRule, LinkSpec, WhatIfQuery
+from scaledl.records import BatchRule, LinkSpec, Strategy, WhatIfQuery
 from scaledl.units import MOST_GPUS
 
 BATCH_RULES = ("fixed-global", "fixed-per-gpu")
@@ -21,9 +21,13 @@ def build_query(
     steps_per_epoch: int | None = None,
     drop_last: bool = False,
     remaining_epochs: float | None = None,
+    remaining_steps: float | None = None,
     usd_per_gpu_hour: float | None = None,
     power_w: float | None = None,
     level: float = 0.9,
+    strategies: Iterable[str] | str | None = None,
+    loader_workers: int | None = None,
+    cores_per_node: int | None = None,
 ) -> WhatIfQuery:
     """The query with its counts sorted and the running count always among them.
 
@@ -38,12 +42,16 @@ def build_query(
         steps_per_epoch: As seen at the running count.
         drop_last: Whether an uneven rest is dropped.
         remaining_epochs: What is left of the run.
+        remaining_steps: The same in steps of the running count.
         usd_per_gpu_hour: Price; 0 is one (a machine of one's own).
         power_w: Mean power of one device.
         level: Probability of the intervals.
+        strategies: Ways to spread the job that are compared at every count: ddp, fsdp, hsdp.
+        loader_workers: Loader processes of one rank.
+        cores_per_node: CPU cores of a machine.
 
     Raises:
-        UsageError: a count, rule, link, price or level that cannot be.
+        UsageError: a count, rule, strategy, link, price or level that cannot be.
     """
     if not isinstance(batch_rule, str) or batch_rule not in BATCH_RULES:
         raise UsageError(
@@ -63,6 +71,7 @@ def build_query(
         steps_per_epoch=steps_per_epoch,
         drop_last=drop_last,
         remaining_epochs=remaining_epochs,
+        remaining_steps=remaining_steps,
         usd_per_gpu_hour=(
             None
             if usd_per_gpu_hour is None
@@ -70,6 +79,9 @@ def build_query(
         ),
         power_w=power_w,
         level=arguments.probability("level", level),
+        strategies=_strategies(strategies),
+        loader_workers=loader_workers,
+        cores_per_node=cores_per_node,
     )
 
 
@@ -84,6 +96,12 @@ def checked_counts(gpus: Iterable[int] | int | str | None, running: int) -> tupl
     else:
         asked = arguments.gpu_counts(gpus)
     return tuple(sorted({*asked, running}))
+
+
+def _strategies(asked: Iterable[str] | str | None) -> tuple[Strategy, ...]:
+    from scaledl.predictor.strategies import checked_strategies
+
+    return checked_strategies(asked)
 
 
 def _link(inter: LinkSpec | str | None) -> LinkSpec | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from scaledl import store
+from scaledl.learned import Learned, read_learned
 from scaledl.records import (
     DeviceSample,
     EpochRecord,
@@ -105,6 +106,11 @@ class RecordedRun:
         return self._pick(Measurement)
 
     @property
+    def network(self) -> Learned | None:
+        """What the graph network learned from the run, if its process was there."""
+        return read_learned(self.folder)
+
+    @property
     def ended(self) -> RunEnd | None:
         """How the run ended; ``None`` while it runs, and after a kill."""
         last = self._own[-1] if self._own else None
@@ -163,6 +169,15 @@ class RecordedRun:
         return total if self.ended is not None or done >= total else total - done
 
     @property
+    def remaining_steps(self) -> float | None:
+        """Steps to the planned number; all of them once the run has ended."""
+        total = self.info.total_steps
+        if total is None:
+            return None
+        done = max((n for n in map(_last_step, self._own) if n is not None), default=0)
+        return float(total if self.ended is not None or done >= total else total - done)
+
+    @property
     def power_w(self) -> float | None:
         """Mean power of one device over the run."""
         read = [s.power_w for s in self._pick(DeviceSample) if s.power_w is not None]
@@ -180,7 +195,7 @@ class RecordedRun:
             model=self.info.model,
             num_gpus=self.info.cluster.num_gpus,
             gpu=self.info.cluster.gpu.name,
-            state=_state(tail),
+            state="probe" if self.info.probe and _has_ended(tail) else _state(tail),
             last_at=max(filter(None, map(_time_of, tail)), default=None),
             num_steps=max((n for n in steps if n is not None), default=None),
             step_s=statistics.median(b.p50_s for b in blocks) if blocks else None,
@@ -197,6 +212,10 @@ def _time_of(line: Line) -> float | None:
     """When a record was written, where it says so."""
     at_s: float | None = getattr(line, "at_s", None) or getattr(line, "made_at", None)
     return at_s
+
+
+def _has_ended(lines: tuple[Line, ...]) -> bool:
+    return bool(lines) and isinstance(lines[-1], RunEnd)
 
 
 def _state(lines: tuple[Line, ...]) -> str:

@@ -10,10 +10,12 @@ ranges stand in the types and hold for what is read: a line with a number that c
 like one that is no JSON.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from scaledl.memory_records import Footprint as Footprint
+from scaledl.memory_records import Holdings as Holdings
 from scaledl.units import format_seconds
 
 SCHEMA = 1
@@ -28,6 +30,7 @@ UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=253402300799.0)]  # to the e
 Basis = Literal["measured", "interpolated", "extrapolated", "prior"]
 BatchRule = Literal["fixed-global", "fixed-per-gpu"]
 Outcome = Literal["finished", "stopped-early", "interrupted", "exception"]
+EndName = Literal["epochs", "total_steps", "total_samples", "total_tokens", "time-limit"]
 Strategy = Literal["single", "ddp", "fsdp", "hsdp"]
 Cause = Literal[
     "compute",
@@ -103,6 +106,21 @@ class LinkSpec(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: Annotated[float, msgspec.Meta(ge=1.0, le=1e18)]
     measured: bool = False
     rel_sigma: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 0.5
+
+
+class GpuLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """How the GPUs of one machine are wired, as the driver tells it: nothing here is measured.
+
+    ``nvlink`` is the class in the catalogue; ``num_nvlinks`` those of one GPU that lead to the
+    others, each ``nvlink_bytes_per_s`` one way. PCIe is what card and slot can do at most.
+    """
+
+    nvlink: str | None = None
+    num_nvlinks: Count = 0
+    nvlink_bytes_per_s: float | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    across_sockets: bool | None = None
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,13 +203,18 @@ class LayerGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LayerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of one layer in one sampled step, summed over its calls."""
+    """Time of one layer in one sampled step, summed over its calls.
+
+    From the profiler: seconds of its kernels. ``backward_s`` is then without ``recompute_s``, the
+    forward that activation checkpointing runs again; by other sources the two are one.
+    """
 
     fqn: str
     forward_s: Seconds
     backward_s: Seconds | None
     num_calls: int
     source: Literal["clock", "events", "profiler"] = "clock"
+    recompute_s: Seconds | None = None
 
 
 class CommEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,6 +266,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One optimizer step, evaluation and pauses excluded.
 
     ``forward_s`` and the like are ``None`` where they were not measured in this step.
+    ``num_elements``: of the largest tensor of each of its batches on this rank, which is tokens for
+    text.
     """
 
     step: Count
@@ -255,6 +280,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     optimizer_s: Seconds = 0.0
     num_micro_batches: Count = 1
     num_samples: Count | None = None
+    num_elements: Count | None = None
     tags: tuple[str, ...] = ()
 
 
@@ -307,6 +333,7 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     own_p50_s: Seconds | None = None  # step time less waiting in collectives: who is slow
     energy_j: float | None = None  # of this rank's device, since the run's start
     num_samples: Count | None = None
+    device: str = ""  # name of this rank's
 
 
 class ProfileWindow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -339,6 +366,13 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory_bytes: float | None = None
     utilization_fraction: float | None = None
     throttled: str | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_generation: int | None = None  # as it runs now; links slow down while idle
+    pcie_width: int | None = None
+    nvlink_tx_bytes: float | None = None  # counters: their differences tell
+    nvlink_rx_bytes: float | None = None
+    memory_errors: int | None = None  # uncorrected (ECC), since the driver was loaded
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -370,6 +404,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host_slots: int | None = None
     at_s: UnixTime = 0.0
     stall_s: Seconds = 0.0
+    holdings: Holdings | None = None
+    devices: tuple[str, ...] = ()  # kinds of device among the ranks, where they are unlike
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -384,6 +420,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     torch_version: str = ""
     epochs: Count | None = None
     total_steps: Count | None = None
+    job: str = ""  # equal for runs of the same parameters, whatever the run; empty: unknown
+    probe: bool = False  # a few steps for another run's what-if, ended by ``scaledl probe``
     schema: int = SCHEMA
 
 
@@ -413,8 +451,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far the run is, in optimizer steps counted from the very start of the training.
 
-    ``limited_by`` names what ends the run ("epochs" or "total_steps"); ``first_step`` is the step
-    this process started at (above 0 after a resume).
+    ``limited_by`` names what ends the run ("epochs", "total_steps" and the like); ``first_step``
+    is the step this process started at (above 0 after a resume).
     """
 
     step: Count
@@ -442,8 +480,28 @@ class StepForecast(msgspec.Struct, frozen=True, kw_only=True):
     caveats: tuple[str, ...] = ()
 
 
+class TimeLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """The job's time limit, where the training will not, or may not, end before it.
+
+    ``is_sure``: the whole interval of the time left lies beyond it. ``steps`` and ``epochs`` (from
+    0) are the first and last that the run may be in by then, of ``total_steps`` and ``num_epochs``;
+    ``None`` where that is unknown.
+    """
+
+    at: UnixTime
+    is_sure: bool = False
+    steps: tuple[Count, Count] | None = None
+    total_steps: Count | None = None
+    epochs: tuple[Count, Count] | None = None
+    num_epochs: Count | None = None
+
+
 class Eta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Time left. ``finish_at`` is seconds since the epoch of Unix; ``None``: total unknown."""
+    """Time left. ``finish_at`` is seconds since the epoch of Unix; ``None``: total unknown.
+
+    ``remaining_s`` is what the plan needs, whatever the job's time limit; ``limit`` is there where
+    that may come first. ``ends_by`` names what does: the plan's own end or the limit.
+    """
 
     at_s: UnixTime
     step: Count
@@ -453,8 +511,40 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     finish_at: UnixTime | None = None
     epoch_remaining_s: Interval | None = None
     changed_because: str = ""
+    ends_by: EndName | None = None
+    limit: TimeLimit | None = None
+
+    def scalars(self) -> dict[str, float]:
+        """What is known, as plain numbers for a logger; what is unknown is left out.
+
+        ``left_s``, ``epoch_left_s`` and ``step_s`` with their ``_low_s`` and ``_high_s``,
+        ``finish_at`` in Unix seconds, and ``limit_left_s`` where the job's time limit may come
+        first. Times left count from ``at_s``.
+        """
+        known = {"left": self.remaining_s, "epoch_left": self.epoch_remaining_s}
+        told: dict[str, float] = {}
+        for name, span in {**known, "step": self.step_s}.items():
+            if span is not None:
+                ends = {"": span.mean, "_low": span.low, "_high": span.high}
+                told |= {f"{name}{end}_s": value for end, value in ends.items()}
+        if self.finish_at is not None:
+            told["finish_at"] = self.finish_at
+        if self.limit is not None:
+            told["limit_left_s"] = self.limit.at - self.at_s
+        return told
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows of ``run.eta`` at the end of a cell."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
+        if self.limit is None:
+            return self._plan_text()
+        verb = "ends" if self.limit.is_sure else "may end"
+        after = format_seconds(self.limit.at - self.at_s)
+        return f"the time limit {verb} it in {after}; without it: {self._plan_text()}"
+
+    def _plan_text(self) -> str:
         if self.remaining_s is not None:
             return f"{_span_text(self.remaining_s)} left, {self.basis}"
         said = [f"step {self.step}: end of the run unknown"]
@@ -470,7 +560,9 @@ class WhatIfQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     ``num_samples`` is the size of one epoch over all ranks; ``steps_per_epoch`` what was seen at
     the running count, used where the samples are unknown. ``remaining_epochs`` is what is left of
-    the run. ``power_w`` is the mean power of one GPU in this run.
+    the run, ``remaining_steps`` the same in steps of the running count, for where no epoch is
+    known. ``power_w`` is the mean power of one GPU in this run. ``strategies`` are compared at
+    every count. ``loader_workers`` are the loader's processes of one rank.
     """
 
     gpus: tuple[int, ...]
@@ -481,9 +573,13 @@ class WhatIfQuery(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_epoch: Count | None = None
     drop_last: bool = False
     remaining_epochs: float | None = None
+    remaining_steps: float | None = None
     usd_per_gpu_hour: float | None = None
     power_w: float | None = None
     level: float = 0.9
+    strategies: tuple[Strategy, ...] = ()
+    loader_workers: int | None = None
+    cores_per_node: int | None = None
 
 
 class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -518,7 +614,7 @@ class EpochSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the what-if table."""
+    """One line of the what-if table. ``remedy``: what would make a plan fit that does not."""
 
     num_gpus: Ranks
     gpus_per_node: Ranks
@@ -536,7 +632,13 @@ class ScalingRow(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     energy_j: float | None = None
     gpu_hours: float | None = None
+    remaining_usd: float | None = None
+    remaining_j: float | None = None
+    strategy: Strategy | None = None
+    grad_accum: Ranks = 1
+    memory: Footprint | None = None
     fits: bool | None = None
+    remedy: str = ""
     caveats: tuple[str, ...] = ()
 
 
@@ -548,6 +650,19 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rest of the run may take, the counts that keep to it, and what to do, in words.
+
+    ``best`` is the cheapest count in time, or, with a budget alone, the fastest within it.
+    """
+
+    deadline_s: Seconds | None = None
+    budget_usd: float | None = None
+    within: tuple[int, ...] = ()
+    best: int | None = None
+    text: str = ""
+
+
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """How often intervals held so far. ``seen`` is ``None`` while ``n`` is 0."""
 
@@ -557,7 +672,10 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The what-if report. ``measured_index`` is the row of the running count."""
+    """The what-if report. ``measured_index`` is the row of the running count.
+
+    ``rows`` are of the running strategy; ``compared`` those of every strategy that was asked for.
+    """
 
     made_at: UnixTime
     run: str
@@ -570,6 +688,10 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     global_batch: Count | None = None
     epoch: Count | None = None
     caveats: tuple[str, ...] = ()
+    cpu_run: bool = False
+    compared: tuple[ScalingRow, ...] = ()
+    limits: Limits | None = None
+    hints: tuple[str, ...] = ()
     model_version: str = "analytic-1"
     schema: int = SCHEMA
 
@@ -579,10 +701,14 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def __str__(self) -> str:
         """One line a count; ``scaledl what-if`` shows the whole report with its cautions."""
-        rule = "global batch" if self.batch_rule == "fixed-global" else "batch per GPU"
+        one, many = ("process", "processes") if self.cpu_run else ("GPU", "GPUs")
+        rule = "global batch" if self.batch_rule == "fixed-global" else f"batch per {one}"
         lines = [f"what if, with the same {rule}:"]
         for index, row in enumerate(self.rows):
-            name = f"{row.num_gpus:>7} GPU{'s' if row.num_gpus > 1 else ' '}"
+            name = f"{row.num_gpus:>7} {many if row.num_gpus > 1 else one:<{len(many)}}"
+            if row.fits is False:
+                lines.append(f"{name}  does not fit. {row.remedy}".rstrip())
+                continue
             step = format_seconds(row.step_s.mean)
             if row.basis != "measured":
                 low, high = format_seconds(row.step_s.low), format_seconds(row.step_s.high)
@@ -595,7 +721,15 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             if row.speedup is not None:
                 said.append(f"{row.speedup:.2f}x")
             said += ["as now"] if index == self.measured_index else []
+            said += ["may not fit"] if "may-not-fit" in row.caveats else []
             lines.append(", ".join(said))
+        lines += [
+            f"{row.num_gpus:>7} {row.strategy}: "
+            + ("does not fit" if row.fits is False else f"step {_span_text(row.step_s)}")
+            for row in self.compared
+        ]
+        if self.limits is not None:
+            lines.append(self.limits.text)
         if self.recommendation is not None:
             lines.append(f"advised: {self.recommendation.text}")
         return "\n".join(lines)
@@ -617,6 +751,7 @@ class TraceCollective(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: Count | None = None
     group_size: Ranks | None = None
     by_name: bool = True
+    owner: str = ""
 
     @property
     def middle_s(self) -> float:
@@ -650,6 +785,31 @@ class TraceMark(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: Seconds
 
 
+class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernel time of a trace by layer; the parts sum to ``total_s``, summed over streams.
+
+    ``basis`` tells what stands for layers: modules, or the user's own ranges where the trace has no
+    modules. ``outside_*`` found no layer (``unlinked_s``: nor a launch). ``union_s`` counts each
+    moment once.
+    """
+
+    basis: Literal["modules", "ranges"]
+    layers: tuple[LayerTiming, ...]
+    outside_forward_s: Seconds
+    outside_backward_s: Seconds
+    optimizer_s: Seconds
+    comm_s: Seconds
+    unlinked_s: Seconds
+    total_s: Seconds
+    union_s: Seconds
+
+    @property
+    def layers_s(self) -> float:
+        """Kernel time that found a layer."""
+        passes = ((t.forward_s, t.backward_s, t.recompute_s) for t in self.layers)
+        return sum(seconds or 0.0 for each in passes for seconds in each)
+
+
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one trace of one rank holds.
 
@@ -681,6 +841,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     announced: tuple[TraceCollective, ...]
     num_events: int
     unpacked_bytes: Count
+    kernels: KernelTimes | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,10 @@ _NEWEST_RELATIVES = 50
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """What other runs of one architecture left, each oldest first."""
+    """What other runs of one architecture left, each oldest first; ``past`` is of any model."""
 
     measurements: tuple[Measurement, ...] = ()
+    past: tuple[Measurement, ...] = ()
     reports: tuple[ScalingReport, ...] = ()
 
     def told(self, measured: Measurement) -> ScalingRow | None:
@@ -43,20 +44,23 @@ def load_relatives(
     the same kind of device, type of numbers and sharing of the host count as the same.
     """
     measurements: list[Measurement] = []
+    past: list[Measurement] = []
     reports: list[ScalingReport] = []
     for tail in _tails(home, exclude) if signature else ():
+        past += [line for line in tail if isinstance(line, Measurement)]
         of_run = {
             line.cluster.num_gpus: line
             for line in tail
             if isinstance(line, Measurement)
             and line.signature == signature
-            and (like is None or _same_kind(line, like))
+            and (like is None or is_same_kind(line, like))
         }
         measurements += of_run.values()
         if of_run:
             reports += [line for line in tail if isinstance(line, ScalingReport)]
     return Family(
         measurements=tuple(sorted(measurements, key=lambda m: m.at_s)),
+        past=tuple(sorted(past, key=lambda m: m.at_s)),
         reports=tuple(sorted(reports, key=lambda r: r.made_at)),
     )
 
@@ -70,7 +74,8 @@ def _tails(home: Path, exclude: str) -> Iterator[tuple[Line, ...]]:
                 continue
 
 
-def _same_kind(one: Measurement, other: Measurement) -> bool:
+def is_same_kind(one: Measurement, other: Measurement) -> bool:
+    """Whether both ran on one kind of device, in one type of numbers, sharing a host or not."""
     return (
         one.cluster.gpu.name == other.cluster.gpu.name
         and one.plan.dtype == other.plan.dtype

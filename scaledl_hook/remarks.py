@@ -40,7 +40,7 @@ def _on_the_end(config: TrackConfig, progress: Progress) -> Iterator[tuple[str, 
     """Where the run is expected to end, as far as that is not plain."""
     epochs, total, planned = config.epochs, config.total_steps, progress.total_steps
     if planned is not None and progress.step > planned:
-        by = f"epochs={epochs}" if progress.limited_by == "epochs" else f"total_steps={total}"
+        by = f"{progress.limited_by}={getattr(config, progress.limited_by or 'epochs')}"
         yield (
             "beyond",
             f"training goes on past its planned end, step {planned} by {by}: "
@@ -69,6 +69,12 @@ def _on_two_ends(epochs: int, total: int, progress: Progress) -> Iterator[tuple[
 
 
 def _unknown_end(config: TrackConfig, progress: Progress) -> str:
+    if config.total_samples is not None or config.total_tokens is not None:
+        name = "total_samples" if config.total_samples is not None else "total_tokens"
+        return (
+            f"{name} cannot be followed: the loader does not show the size of its batches. "
+            "Pass total_steps= instead."
+        )
     if config.epochs is not None:
         return (
             f"epochs={config.epochs} was given, but not how long an epoch is: the time left of "

@@ -1,19 +1,20 @@
 """An epoch's end on rank 0: measure, predict, learn, forecast, record, print."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scaledl.capture.session import Capture
 from scaledl.config import TrackConfig
 from scaledl.journal import Journal
 from scaledl.narrator import Narrator, summarise_epoch
-from scaledl.outlook import Outlook, epochs_left
+from scaledl.outlook import Outlook, epochs_left, steps_left
 from scaledl.records import (
     EpochRecord,
     Measurement,
     ParallelPlan,
     PhaseRecord,
     ProfileWindow,
+    Progress,
     RunEnd,
     ScalingReport,
     ScalingRow,
@@ -52,6 +53,9 @@ class Reporter:
         narrator: Narrator,
     ) -> None:
         self._config = config
+        self.progress: Callable[[], Progress] = lambda: capture.clock.progress(
+            config.epochs, config.total_steps
+        )
         self._model_name = model_name
         self._capture = capture
         self._outlook = outlook
@@ -107,6 +111,7 @@ class Reporter:
             num_samples=clock.feeds.epoch_samples(self._capture.environment.world_size),
             drop_last=clock.feeds.drop_last,
             power_w=sampler.power_w,
+            loader_workers=clock.feeds.num_workers,
         )
         self._outlook.learn(measured, run_id)
         told, self._outlook.told = self._outlook.told, None
@@ -115,13 +120,14 @@ class Reporter:
             if note is not None:
                 self._journal.write(note)
         epochs = self._config.epochs
-        progress = clock.progress(epochs, self._config.total_steps)
+        progress = self.progress()
         left = epochs_left(progress)
         report = self._outlook.report(
             measured,
             run_id=run_id,
             steps_per_epoch=epoch.num_steps if epoch.complete else clock.steps_per_epoch,
             remaining_epochs=left,
+            remaining_steps=steps_left(progress),
             epoch=epoch.epoch,
         )
         self.rows = report.rows

@@ -9,6 +9,8 @@ import shutil
 import sys
 from typing import IO, Any
 
+from scaledl.bars import drawn_bars
+from scaledl.notebook import Output, has_kernel
 from scaledl.units import printable
 
 
@@ -26,6 +28,7 @@ class Speaker:
         self._silent = mode == "none" or not speaks
         self._path = mode if mode not in ("print", "none") and speaks else None
         self._drawn = 0
+        self._output = Output() if stream is None and has_kernel() else None
 
     @property
     def is_silent(self) -> bool:
@@ -42,6 +45,16 @@ class Speaker:
             return self.stream.isatty() and os.environ.get("TERM") != "dumb"
         except (OSError, ValueError, AttributeError):
             return False
+
+    @property
+    def redraws(self) -> bool:
+        """Whether a line can be redrawn in place, on a terminal or in a notebook."""
+        return self._output is not None or self.is_terminal
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the user's own bars are drawn where the live line would be."""
+        return bool(drawn_bars()) or type(self.stream).__module__.startswith("rich.")
 
     @property
     def width(self) -> int:
@@ -76,24 +89,41 @@ class Speaker:
             self._write_block(text)
 
     def line(self, text: str) -> None:
-        """The live line: redrawn on a terminal, else a line of its own."""
+        """The live line: redrawn where the place is ours alone, else a line of its own."""
         if self._silent:
             return
-        if not self.is_terminal or _live_bar() is not None:
+        if not self.redraws or self.is_shared:
             self._write_block(text)
+            return
+        if self._output is not None:
+            self._draw_output(text)
             return
         text = f"{text}  "[: self.width]  # what the user prints next stays apart from it
         padding = " " * max(0, self._drawn - len(text))
         self._drawn = len(text)
         self._write(f"\r{text}{padding}")
 
+    def _draw_output(self, text: str) -> None:
+        try:
+            if self._output is not None:
+                self._output.draw(text)
+        except Exception:  # another notebook than this was written for: lines as in a log
+            self._output = None
+
+    def clear_output(self) -> None:
+        """Take the line of a notebook away: a bar of the user's has its text now."""
+        self._draw_output("")
+
     def end_line(self) -> None:
         """Leave the live line standing and go below it."""
-        if self._drawn:
-            self._drawn = 0
+        drawn, self._drawn = self._drawn, 0
+        if drawn and not self.is_shared:  # else a bar stands where the line was
             self._write("\n")
 
     def _write_block(self, text: str) -> None:
+        drawn, self._drawn = self._drawn, 0
+        if drawn and not self.is_shared:
+            self._write("\r" + " " * drawn + "\r")
         bar = _live_bar()
         if bar is not None and self._given is None:
             try:
@@ -101,9 +131,6 @@ class Speaker:
                 return
             except Exception:  # a bar that cannot print must not keep us from printing
                 pass
-        if self._drawn:
-            self._write("\r" + " " * self._drawn + "\r")
-            self._drawn = 0
         self._write(text + "\n")
 
     def _write(self, text: str) -> None:

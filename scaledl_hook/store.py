@@ -163,7 +163,7 @@ def read_tail(folder: Path, rank: int = 0, max_bytes: int = 2**18) -> tuple[Line
 
 def _read_file(path: Path, start: int) -> Iterator[Line]:
     for data in _read_raw(path, start):
-        record = _decode(data)
+        record = decode_line(data)
         if isinstance(record, (FileHead, LayerGraph, ScalingReport)) and record.schema > SCHEMA:
             raise _newer(record.schema)
         if record is not None and not isinstance(record, FileHead):
@@ -187,7 +187,7 @@ def _read_raw(path: Path, start: int) -> Iterator[bytes]:
         raise _unreadable(path, error) from error
 
 
-def _decode(data: bytes) -> "FileHead | Line | None":
+def decode_line(data: bytes) -> "FileHead | Line | None":
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -263,7 +263,8 @@ def find_run(home: Path, name: str | os.PathLike[str]) -> Path:
         runs = list_runs(home).runs
         if not runs:
             raise StoreError(f"no runs in {home}. Train with scaledl.track(model), or give --home.")
-        return runs[0].folder
+        # A probe serves another run: it is the latest only where there is nothing else.
+        return next((run for run in runs if not run.info.probe), runs[0]).folder
     folders = {path.name: path for path in _folders(home)}
     names = sorted(folders)
     fitting = [n for n in names if n == name] or [n for n in names if name and n.startswith(name)]

@@ -16,9 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from scaledl.arguments import amount, seen_text
 from scaledl.config import TrackConfig
 from scaledl.engine import Engine
 from scaledl.errors import UsageError, is_strict
+from scaledl.listener import OnEta
 from scaledl.predictor.plan import StepCost, check_step_cost
 from scaledl.records import (
     BatchRule,
@@ -27,6 +29,7 @@ from scaledl.records import (
     LinkSpec,
     ScalingReport,
 )
+from scaledl.report.when import short_texts
 from scaledl.setting import with_loader
 from scaledl.state import checked_state
 
@@ -45,6 +48,8 @@ def track(
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
     total_steps: int | None = None,
+    total_samples: int | None = None,
+    total_tokens: int | None = None,
     gpus: Iterable[int] | int | str | None = None,
     usd_per_gpu_hour: float | None = None,
     cluster: ClusterSpec | None = None,
@@ -56,7 +61,9 @@ def track(
     run_dir: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     profile: bool | None = None,
+    bars: bool | None = None,
     step_cost: StepCost | None = None,
+    on_eta: OnEta | None = None,
 ) -> "Tracker":
     """A context manager (or decorator) that watches the training of ``model``.
 
@@ -69,6 +76,9 @@ def track(
         epochs: Planned epochs.
         steps_per_epoch: Optimizer steps of an epoch, where no DataLoader shows it.
         total_steps: Planned optimizer steps; with ``epochs`` too, the earlier end wins.
+        total_samples: Samples to train over all ranks, from here on (after a resume what is left):
+            the planned end where the batch grows and no count of steps is known.
+        total_tokens: The same in elements of the batches, padding included.
         gpus: Counts for the what-if report, as ``[1, 2, 4]`` or ``"1,2,8-64"``.
         usd_per_gpu_hour: Price of one GPU; 0 is one (a machine of your own).
         cluster: Machine and links, where known better than by detection.
@@ -80,9 +90,13 @@ def track(
         run_dir: Folder in which the run's folder is made.
         report: ``print``, ``none``, or a file that the reports are appended to.
         profile: ``False`` never profiles a step.
+        bars: ``False`` leaves the user's own tqdm bars as they are.
         step_cost: Where the time of a step follows a plan (growing batches, sequences or images):
             what a step costs beside other steps, as a function of the share of the run that is
             done, 0 to 1. Only ratios matter: ``lambda done: 1 if done < 0.5 else 4``.
+        on_eta: For a logger: called on rank 0 with the latest :class:`Eta`, between two steps,
+            each 10 s or less often where it is slow. ``Eta.scalars()`` is a dict of numbers. What
+            it raises is told once, and it is not called again.
 
     Raises:
         UsageError: an argument cannot be; raised here, never inside the loop.
@@ -92,6 +106,8 @@ def track(
             "epochs": epochs,
             "steps_per_epoch": steps_per_epoch,
             "total_steps": total_steps,
+            "total_samples": total_samples,
+            "total_tokens": total_tokens,
             "gpus": gpus,
             "usd_per_gpu_hour": usd_per_gpu_hour,
             "cluster": cluster,
@@ -102,9 +118,10 @@ def track(
             "run_dir": run_dir,
             "report": report,
             "profile": profile,
+            "bars": bars,
         }
     )
-    return Tracker(model, config, loader=loader, step_cost=step_cost)
+    return Tracker(model, config, loader=loader, step_cost=step_cost, on_eta=on_eta)
 
 
 class Tracker:
@@ -117,15 +134,22 @@ class Tracker:
         *,
         loader: object | None = None,
         step_cost: StepCost | None = None,
+        on_eta: OnEta | None = None,
     ) -> None:
         _check_module(model)
         if step_cost is not None:
             check_step_cost(step_cost)
-        self._step_cost = step_cost
+        if on_eta is not None and not callable(on_eta):
+            raise UsageError(
+                f"on_eta must be a function of an Eta, got {seen_text(on_eta)}. "
+                "For example: lambda eta: wandb.log(eta.scalars())."
+            )
+        self._step_cost, self._on_eta = step_cost, on_eta
         self._model: nn.Module | None = model
         self._left: Callable[[], nn.Module | None] = lambda: None  # what was tracked before
         self._config = with_loader(config, loader)
         self._loader = loader
+        self._is_open = False  # a disabled block is not, and closes none that stands around it
         self._core: Engine | None = None
         self._past: Engine | None = None
         self._state: Mapping[str, Any] | None = None
@@ -141,9 +165,9 @@ class Tracker:
                 f"track() is already active on this model (opened at {where}). "
                 "Use one track() around both loops."
             )
-        _open[model] = _caller()
+        self._is_open, _open[model] = True, _caller()
         try:
-            self._core = Engine(model, self._config, self._loader, self._step_cost)
+            self._core = Engine(model, self._config, self._loader, self._step_cost, self._on_eta)
             self._core.start()
             if self._state is not None:
                 self._core.resume(self._state, self._state_gpus)
@@ -175,7 +199,9 @@ class Tracker:
     def _release(self) -> None:
         """The block is left: the model is the user's alone again, who may free it."""
         if self._model is not None:
-            _open.pop(self._model, None)
+            if self._is_open:
+                _open.pop(self._model, None)
+                self._is_open = False
             self._left = weakref.ref(self._model)
             self._model = None
 
@@ -204,7 +230,14 @@ class Tracker:
 
         @functools.wraps(function)
         def tracked(*args: Any, **kwargs: Any) -> Any:
-            with Tracker(model, self._config, loader=self._loader, step_cost=self._step_cost):
+            again = Tracker(
+                model,
+                self._config,
+                loader=self._loader,
+                step_cost=self._step_cost,
+                on_eta=self._on_eta,
+            )
+            with again:
                 return function(*args, **kwargs)
 
         return tracked  # type: ignore[return-value]
@@ -221,6 +254,8 @@ class Tracker:
         if core is not None:
             clock = core.capture.clock
             core.capture.border.call(lambda: clock.on_manual_step(time.perf_counter()))
+            if core.capture.probe_end is not None:
+                core.capture.probe_end.note_step()
 
     def epoch_end(self) -> None:
         """An epoch ended here; from now on epochs are counted by this call alone."""
@@ -256,6 +291,15 @@ class Tracker:
         return core.pulse.eta if core is not None else None
 
     @property
+    def eta_text(self) -> str:
+        """When the run is done, as ``done 14:05 (13:55 to 14:20)``, for a bar or title of yours.
+
+        As calm as the live line; empty while it is unknown.
+        """
+        eta = self.eta if self._core is None else self._core.narrator.shown or self.eta
+        return next(iter(short_texts(eta, time.time())), "") if eta is not None else ""
+
+    @property
     def run_id(self) -> str | None:
         """Id of this run, the name of its folder; ``None`` while unknown or disabled."""
         core = self._core or self._past
@@ -275,6 +319,9 @@ class Tracker:
         batch_rule: BatchRule = "fixed-global",
         gpus_per_node: int | None = None,
         inter: LinkSpec | str | None = None,
+        strategies: Iterable[str] | str | None = None,
+        deadline_s: float | None = None,
+        budget_usd: float | None = None,
     ) -> ScalingReport:
         """Step time, epoch time, cost and energy on other counts, from what was seen so far.
 
@@ -284,6 +331,10 @@ class Tracker:
             batch_rule: ``fixed-global`` or ``fixed-per-gpu``: what stays when the count changes.
             gpus_per_node: Of the machines in question; by default as in the run.
             inter: Link between nodes, a record or text such as ``"200Gb/s"``.
+            strategies: Ways to spread the job to compare at every count: ``["ddp", "fsdp",
+                "hsdp"]``.
+            deadline_s: Longest time for the rest of the run, in seconds.
+            budget_usd: Most money for the rest of the run; needs a price.
 
         Raises:
             UsageError: tracking is disabled (there is then nothing to forecast from), too little
@@ -298,6 +349,9 @@ class Tracker:
             batch_rule=batch_rule,
             gpus_per_node=gpus_per_node,
             inter=inter,
+            strategies=strategies,
+            deadline_s=None if deadline_s is None else amount("deadline_s", deadline_s),
+            budget_usd=None if budget_usd is None else amount("budget_usd", budget_usd),
         )
 
     def _why_untracked(self) -> str:

@@ -6,16 +6,15 @@ events are only noted, with their times, and played to the clock together a tent
 later, when one cold start serves them all. The clock sees the same events in the same order.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from scaledl.capture.clock import StepClock
 from scaledl.capture.loaders import Pass
-from scaledl.capture.tensors import batch_size_of
 
 HOLD_S = 0.1
 _HOLD_MOST_S = 1.0
-_HELD_MOST = 8192
 
 
 class Border:
@@ -28,11 +27,15 @@ class Border:
     """
 
     def __init__(self, clock: StepClock, on_error: Callable[[Exception], None]) -> None:
-        self._clock = clock
+        # Bound once: making a bound method is a part of what an event costs.
+        self._fetch, self._batch = clock.on_fetch, clock.on_batch
+        self._forward_begin, self._forward = clock.on_forward_begin, clock.on_forward
+        self._backward, self._optimizer = clock.on_backward, clock.on_optimizer
+        self._pass_start, self._pass_end = clock.on_pass_start, clock.on_pass_end
         self._on_error = on_error
         self._off = False
-        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._since_s = 0.0
+        self._held: list[tuple[Any, ...]] = []  # (handler, its arguments ...)
+        self._due_s = 0.0
         self._saw_start = False
         self._steps_left = 0
         self._holds = False
@@ -49,7 +52,7 @@ class Border:
         A count and not a time: a slow step would end the time more often than another, and what
         follows a slow step would be looked at too often.
         """
-        self._holds, self._since_s, self._saw_start = True, now_s, False
+        self._holds, self._due_s, self._saw_start = True, now_s + _HOLD_MOST_S, False
         self._steps_left = num_steps
 
     def release(self) -> None:
@@ -61,7 +64,7 @@ class Border:
         held, self._held = self._held, []
         last = len(held) - 1
         try:
-            for index, (handler, args) in enumerate(held):
+            for index, (handler, *args) in enumerate(held):
                 self.is_live = index == last
                 handler(*args)
         except Exception as error:
@@ -80,66 +83,72 @@ class Border:
 
     # --- what the sensors tell ------------------------------------------------------------------
 
+    # What happens several times a step is written out flat: every call here is made in cold caches.
+
     def on_pass_start(self, this: Pass) -> None:
-        self._pass_on(self._clock.on_pass_start, (this,))
+        self._pass_on(self._pass_start, (this,))
 
     def on_fetch(self, this: Pass, start_s: float) -> None:
-        if self._holds:
-            self._start(self._clock.on_fetch, (this, start_s), start_s)
-        else:
-            self._pass_on(self._clock.on_fetch, (this, start_s))
+        if not self._holds:
+            self._pass_on(self._fetch, (this, start_s))
+            return
+        self._held.append((self._fetch, this, start_s))
+        self._saw_start = True
+        if start_s >= self._due_s:
+            self.play()
 
     def on_batch(self, this: Pass, start_s: float, end_s: float, batch: Any) -> None:
-        if this.batch_size is None and this.num_batches == 0:
-            self.call(lambda: _measure(this, batch))  # now: a held event must not keep a batch
-        self._note(self._clock.on_batch, (this, start_s, end_s))
+        if self._off:
+            return
+        rows, size = this.measure(batch)  # now: a held event must not keep a batch
+        if self._holds:
+            self._held.append((self._batch, this, start_s, end_s, rows, size))
+        else:
+            self._pass_on(self._batch, (this, start_s, end_s, rows, size))
 
     def on_pass_end(self, this: Pass, start_s: float, end_s: float) -> None:
-        self._pass_on(self._clock.on_pass_end, (this, start_s, end_s))
+        self._pass_on(self._pass_end, (this, start_s, end_s))
 
     def on_pass_drop(self, this: Pass) -> None:
         # Called by the garbage collector, on any thread: nothing is played here.
         if self._holds:
-            self._held.append((_drop, (this,)))
+            self._held.append((_drop, this))
         else:
             this.is_open = False
 
-    def on_forward_begin(self, start_s: float, *, training: bool) -> None:
-        if self._holds:
-            self._start(self._clock.on_forward_begin, (start_s, training), start_s)
-        else:
-            self._pass_on(self._clock.on_forward_begin, (start_s, training))
+    def on_forward_begin(self, start_s: float, training: bool) -> None:
+        if not self._holds:
+            self._pass_on(self._forward_begin, (start_s, training))
+            return
+        self._held.append((self._forward_begin, start_s, training))
+        self._saw_start = True
+        if start_s >= self._due_s:
+            self.play()
 
-    def on_forward(self, start_s: float, end_s: float, *, training: bool, with_grad: bool) -> None:
-        self._note(self._clock.on_forward, (start_s, end_s, training, with_grad))
+    def on_forward(self, start_s: float, end_s: float, training: bool, with_grad: bool) -> None:
+        if self._holds:
+            self._held.append((self._forward, start_s, end_s, training, with_grad))
+        else:
+            self._pass_on(self._forward, (start_s, end_s, training, with_grad))
 
     def on_backward(self, compute_s: float, exposed_s: float) -> None:
-        self._note(self._clock.on_backward, (compute_s, exposed_s))
+        if self._holds:
+            self._held.append((self._backward, compute_s, exposed_s))
+        else:
+            self._pass_on(self._backward, (compute_s, exposed_s))
 
     def on_optimizer(self, start_s: float, end_s: float) -> None:
+        if not self._holds:
+            self._pass_on(self._optimizer, (start_s, end_s))
+            return
+        self._held.append((self._optimizer, start_s, end_s))
         self._steps_left -= 1
-        self._note(self._clock.on_optimizer, (start_s, end_s))
-        if self._holds and not self._saw_start and self._is_due(end_s):
+        if self._steps_left <= 0:
+            self._due_s = -math.inf  # the next start plays
+        if end_s >= self._due_s and not self._saw_start:
             self.play()  # nothing but the optimizer is seen: a step ends and begins here
 
     # --- inside ---------------------------------------------------------------------------------
-
-    def _note(self, handler: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self._holds:
-            self._held.append((handler, args))
-        else:
-            self._pass_on(handler, args)
-
-    def _start(self, handler: Callable[..., None], args: tuple[Any, ...], now_s: float) -> None:
-        """Note what may begin a step; play all if it is time."""
-        self._held.append((handler, args))
-        self._saw_start = True
-        if self._is_due(now_s):
-            self.play()
-
-    def _is_due(self, now_s: float) -> bool:
-        waited_s = now_s - self._since_s
-        return self._steps_left <= 0 or waited_s >= _HOLD_MOST_S or len(self._held) >= _HELD_MOST
 
     def _pass_on(self, handler: Callable[..., None], args: tuple[Any, ...]) -> None:
         if self._off:
@@ -154,10 +163,6 @@ class Border:
     def _fail(self, error: Exception) -> None:
         self.silence()
         self._on_error(error)
-
-
-def _measure(this: Pass, batch: Any) -> None:
-    this.batch_size = batch_size_of(batch)
 
 
 def _drop(this: Pass) -> None:

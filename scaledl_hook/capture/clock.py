@@ -121,10 +121,11 @@ class StepClock:
         if self._evaluation.is_open and this.num_batches:
             self._close_eval(start_s)
 
-    def on_batch(self, this: Pass, start_s: float, end_s: float) -> None:
+    def on_batch(
+        self, this: Pass, start_s: float, end_s: float, rows: int = 0, size: int = 0
+    ) -> None:
         self.feeds.see(this)
-        this.num_batches += 1
-        this.fresh += 1
+        this.take(rows, size)
         if self._phase is None:  # else the phase holds the wait
             this.wait_s += end_s - start_s
 
@@ -340,7 +341,8 @@ class StepClock:
             return
         for this in self.feeds.unused():
             start_s = max(this.started_s, self._boundary_s, self._phase_end_s)
-            this.is_eval, this.fresh, this.wait_s = True, 0, 0.0
+            this.is_eval, this.wait_s = True, 0.0
+            this.keep_fresh(0)
             self._emit_phase("eval", start_s, now_s)
             self._phase_end_s = now_s
 
@@ -365,8 +367,8 @@ class StepClock:
             return
         self._ended_s = None
         this = self.feeds.candidate()
-        samples = self._take_batches(this) if this is not None else 0
-        records = [self._record(end_s, samples, count) for _ in range(count)]
+        samples, size = self._take_batches(this) if this is not None else (0, 0)
+        records = [self._record(end_s, samples, size // count, count) for _ in range(count)]
         self._boundary_s = end_s
         self._running.clear()
         for record in records:
@@ -375,7 +377,7 @@ class StepClock:
         if full and not self._manual_epochs:
             self._close_epoch(end_s)
 
-    def _record(self, end_s: float, samples: int, count: int) -> StepRecord:
+    def _record(self, end_s: float, samples: int, size: int, count: int) -> StepRecord:
         self.step += 1
         self._stepped = True
         return self._running.record(
@@ -384,15 +386,16 @@ class StepClock:
             step=self.step,
             epoch=self._book.epoch,
             samples=samples,
+            size=size,
             sampled=self.sampled,
             host_parts=self._host_parts,
             exposed_parts=self._exposed_parts,
         )
 
-    def _take_batches(self, this: Pass) -> int:
+    def _take_batches(self, this: Pass) -> tuple[int, int]:
         """Book the batches of a step that just ended; open the epoch of a new training pass.
 
-        Returns the samples of the step, 0 where the batch size is unknown.
+        Returns the samples and the elements of the step, 0 where they are unknown.
         """
         book = self._book
         if book.feeding is not this and not book.goes_on_with(this, self.step):
@@ -405,15 +408,18 @@ class StepClock:
         self._running.input_wait_s += self.feeds.take_waits()
         for other in self.feeds.passes:
             if other is not this and not other.is_eval:
-                other.fresh = 0
+                other.keep_fresh(0)
         this.partner_ended = False
-        batches, this.fresh = this.fresh, 0
-        if self._running.micro and not this.has_ended and batches == self._running.micro + 1:
-            # A prefetching trainer holds one batch back for its next step.
-            this.fresh, batches = 1, self._running.micro
-        samples = batches * (this.batch_size or 0)
+        batches, rows, size = this.fresh, this.fresh_rows, this.fresh_size
+        # A prefetching trainer holds one batch back for its next step.
+        held = bool(
+            self._running.micro and not this.has_ended and batches == self._running.micro + 1
+        )
+        this.keep_fresh(int(held))
+        batches, rows, size = batches - this.fresh, rows - this.fresh_rows, size - this.fresh_size
+        samples = batches * (this.batch_size or 0) if this.fixed_batches or not rows else rows
         book.add_step(self.step + 1, batches, samples)
-        return samples
+        return samples, size
 
     def _tell_loader(self, this: Pass) -> None:
         length = "of unknown length" if this.length is None else f"of {this.length} batches"

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scaledl.intervals import overlap, total, union
+from scaledl.intervals import fair_shares, overlap, total, uncovered, union
 from scaledl.records import BucketTiming, CommEvent
 
-_LAUNCH = {
+LAUNCHES = {
     "c10d::allreduce_": "all_reduce",
     "c10d::_allgather_base_": "all_gather",
     "c10d::allgather_": "all_gather",
@@ -41,6 +41,7 @@ class RawEvent(NamedTuple):
     start_s: float
     end_s: float
     on_device: bool = False
+    owner: str = ""  # of a launch: who caused the collective
 
     @staticmethod
     def is_wanted(name: str) -> bool:
@@ -50,6 +51,14 @@ class RawEvent(NamedTuple):
         )
 
 
+class _Launch(NamedTuple):
+    """A collective as the host issued it."""
+
+    at_s: float
+    op: str
+    owner: str
+
+
 class Collective(NamedTuple):
     """One collective of the step; times count from the first event seen."""
 
@@ -57,6 +66,8 @@ class Collective(NamedTuple):
     start_s: float
     end_s: float
     launched_s: float | None
+    owner: str = ""
+    exposed_s: float | None = None
 
 
 class StepComm(NamedTuple):
@@ -84,24 +95,29 @@ class StepComm(NamedTuple):
                 num_bytes=known.get(c),
                 start_s=c.start_s,
                 duration_s=c.end_s - c.start_s,
-                owner=f"bucket {order[c]}" if c in known else "",
+                exposed_s=c.exposed_s,
+                owner=f"bucket {order[c]}" if c in known else c.owner,
             )
             for c in self.collectives
         )
 
     def bucket_timings(self, buckets: tuple[int, ...]) -> tuple[BucketTiming, ...]:
-        """When each of DDP's buckets was ready, and its all-reduce's time; empty if they differ."""
+        """When each of DDP's buckets was ready, and its all-reduce's time; empty if they differ.
+
+        gloo runs two at once, which then share the link: each counts what it took of it.
+        """
         reduces = [c for c in self.collectives if c.op == "all_reduce"]
         if self.backward is None or len(reduces) != len(buckets) or not buckets:
             return ()
         begin = self.backward[0]
+        own_s = fair_shares((c.start_s, c.end_s) for c in reduces).tolist()
         return tuple(
             BucketTiming(
                 num_bytes=size,
                 ready_s=max(0.0, (c.launched_s or c.start_s) - begin),
-                duration_s=c.end_s - c.start_s,
+                duration_s=duration_s,
             )
-            for c, size in zip(reduces, buckets, strict=True)
+            for c, size, duration_s in zip(reduces, buckets, own_s, strict=True)
         )
 
 
@@ -114,7 +130,7 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
     if not sane:
         return None
     origin_s = min(e.start_s for e in sane)
-    launches: list[tuple[float, str]] = []
+    launches: list[_Launch] = []
     comm: list[tuple[str, RawEvent]] = []
     backward: list[RawEvent] = []
     kernels: list[RawEvent] = []
@@ -127,8 +143,8 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
             kernels.append(event)
         elif event.name.startswith(_HOST_WORK):
             host_work.append(event)
-        elif event.name in _LAUNCH:
-            launches.append((event.start_s, _LAUNCH[event.name]))
+        elif event.name in LAUNCHES:
+            launches.append(_Launch(event.start_s, LAUNCHES[event.name], event.owner))
         elif event.name.startswith(_BACKWARD):
             backward.append(event)
     if not comm:
@@ -141,32 +157,36 @@ def read_collectives(events: Iterable[RawEvent]) -> StepComm | None:
     if backward:
         spans = union((e.start_s, e.end_s) for e in backward)
         frame = (float(spans[0, 0]) - origin_s, float(spans[-1, 1]) - origin_s)
+    computing = [(e.start_s, e.end_s) for e in compute]
+    exposed = uncovered(comm_spans, computing).tolist()
+    paired = _paired(comm, sorted(launches), origin_s)
     return StepComm(
-        tuple(_paired(comm, sorted(launches), origin_s)),
+        tuple(c._replace(exposed_s=e) for c, e in zip(paired, exposed, strict=True)),
         frame,
         total(comm_spans),
-        overlap(comm_spans, [(e.start_s, e.end_s) for e in compute]),
+        overlap(comm_spans, computing),
     )
 
 
 def _paired(
-    comm: list[tuple[str, RawEvent]], launches: list[tuple[float, str]], origin_s: float
+    comm: list[tuple[str, RawEvent]], launches: list[_Launch], origin_s: float
 ) -> Iterator[Collective]:
     """The collectives with their launches on the host, by order within each operation.
 
     Where their counts differ some event was lost, and the order tells nothing.
     """
     # gloo does a reduce-scatter by an all-reduce; only the launch has the right name.
-    reduces = [launch for launch in launches if launch[1] in ("all_reduce", "reduce_scatter")]
+    reduces = [launch for launch in launches if launch.op in ("all_reduce", "reduce_scatter")]
     if len(reduces) == sum(op == "all_reduce" for op, _ in comm):
         names = iter(reduces)
-        comm = [(next(names)[1] if op == "all_reduce" else op, event) for op, event in comm]
+        comm = [(next(names).op if op == "all_reduce" else op, event) for op, event in comm]
     for op in {op for op, _ in comm}:
-        if sum(name == op for _, name in launches) != sum(name == op for name, _ in comm):
-            launches = [launch for launch in launches if launch[1] != op]
-    times = {op: iter([at_s for at_s, name in launches if name == op]) for op, _ in comm}
+        if sum(each.op == op for each in launches) != sum(name == op for name, _ in comm):
+            launches = [launch for launch in launches if launch.op != op]
+    own = {op: iter([each for each in launches if each.op == op]) for op, _ in comm}
     for op, event in comm:
-        at_s = next(times[op], None)
+        launch = next(own[op], None)
+        at_s = None if launch is None else launch.at_s
         if at_s is not None and at_s > event.start_s + _CLOCK_SKEW_S:
             at_s = None
         yield Collective(
@@ -174,6 +194,7 @@ def _paired(
             event.start_s - origin_s,
             event.end_s - origin_s,
             None if at_s is None else at_s - origin_s,
+            "" if launch is None else launch.owner,
         )
 
 

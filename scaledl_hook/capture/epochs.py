@@ -30,6 +30,7 @@ class EpochBook:
         self._batches = 0
         self._samples = 0
         self._learned: int | None = None
+        self._learned_length: int | None = None  # of the loader, in that epoch
         self._learned_ratio: float | None = None
         self._cut_after: int | None = None
         if steps_per_epoch:
@@ -90,18 +91,26 @@ class EpochBook:
     def steps_per_epoch(self, step: int) -> int | None:
         """Steps of one epoch: of the last whole epoch, else from the loader's length.
 
+        Where the loader says another length than in that epoch (a new batch size), in proportion.
+
         The length is a prior: where more batches came than it says, it lied and is dropped. A given
         number below it is a loop that leaves the loader early; one above it counts something else
         (micro-batches).
         """
-        if self._learned is not None:
-            return self._learned
         this = self.feeding
+        if self._learned is not None:
+            return max(1, -int(-self._learned * self._longer(this) // 1))
         if this is None or this.length is None or this.num_batches > this.length:
             return self.given
         whole = this.length / self.batches_per_step(step)
         steps = max(1, -int(-whole // 1))
         return min(steps, self.given) if self.given else steps
+
+    def _longer(self, this: Pass | None) -> float:
+        """Length that the loader says now, beside what it said in the last whole epoch."""
+        if this is None or not this.length or not self._learned_length:
+            return 1.0
+        return 1.0 if this.num_batches > this.length else this.length / self._learned_length
 
     def in_epoch(self, step: int) -> int:
         """Steps done in this epoch, those before a resume included."""
@@ -126,6 +135,7 @@ class EpochBook:
             ended = whole or self._has_ended(this, step, cut)
             if ended and self._offset == 0:
                 self._learned = num_steps
+                self._learned_length = None if this is None else this.length
                 self._learned_ratio = max(1.0, self._batches / num_steps)
             if this is not None and this.has_ended:  # batches that no update followed
                 self._batches += this.fresh

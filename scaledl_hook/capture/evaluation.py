@@ -36,7 +36,8 @@ class Evaluation:
             self._feed = this
         for this in self._feeds.passes:
             if this.is_eval:
-                this.fresh, this.wait_s = 0, 0.0
+                this.keep_fresh(0)
+                this.wait_s = 0.0
         self.end_s = end_s
 
     def give_back_first_batch(self) -> None:
@@ -45,13 +46,15 @@ class Evaluation:
         if this is None or not this.is_open or self._feeds.fresh():
             return
         if last is None or last.key == this.key:
-            this.is_eval, this.fresh = False, 1
+            this.is_eval = False
+            this.keep_fresh(1)
 
     def was_training(self) -> None:
         """It was the training, in eval mode."""
         self._start_s, self.saw_backward = None, False
         if self._feed is not None:
-            self._feed.is_eval, self._feed.fresh = False, 1
+            self._feed.is_eval = False
+            self._feed.keep_fresh(1)
 
     def close(self, now_s: float) -> tuple[float, float] | None:
         """End it; its start and end in seconds, ``None`` where none ran."""

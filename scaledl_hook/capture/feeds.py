@@ -135,6 +135,11 @@ class Feeds:
         """Whether the training loader drops an incomplete batch."""
         return self.last is not None and self.last.drop_last
 
+    @property
+    def num_workers(self) -> int | None:
+        """Processes that load for the training loader of this rank."""
+        return self.last.num_workers if self.last is not None else None
+
     def epoch_samples(self, world_size: int) -> int | None:
         """Samples of one epoch over all ranks; ``None`` where the loader does not tell.
 

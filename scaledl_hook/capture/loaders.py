@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
+from scaledl.capture.tensors import SizeReader, batch_size_of
+
 
 class Pass:
     """One pass over one loader: what the clock has to know about it.
@@ -27,15 +29,22 @@ class Pass:
         "batch_size",
         "drop_last",
         "explicit",
+        "fixed_batches",
         "fresh",
+        "fresh_rows",
+        "fresh_size",
         "has_ended",
         "is_eval",
         "is_open",
         "key",
+        "last_rows",
+        "last_size",
         "length",
         "num_batches",
         "num_samples",
+        "num_workers",
         "partner_ended",
+        "reader",
         "started_s",
         "trains",
         "wait_s",
@@ -48,16 +57,41 @@ class Pass:
         self.length = length_of(loader)
         size = getattr(loader, "batch_size", None)
         self.batch_size: int | None = size if isinstance(size, int) else None
+        self.fixed_batches = self.batch_size is not None
         self.drop_last = getattr(loader, "drop_last", None) is True
         self.num_samples = length_of(getattr(loader, "dataset", None))
+        workers = getattr(loader, "num_workers", None)
+        self.num_workers: int | None = workers if isinstance(workers, int) else None
         self.num_batches = 0
-        self.fresh = 0  # batches since the last step boundary
+        self.reader = SizeReader()
+        self.fresh = 0  # batches since the last step boundary, their rows and elements
+        self.fresh_rows = self.fresh_size = 0
+        self.last_rows = self.last_size = 0
         self.wait_s = 0.0
         self.is_eval = False
         self.trains = False  # a forward that trains took a batch of it
         self.is_open = True
         self.has_ended = False
         self.partner_ended = False
+
+    def measure(self, batch: Any) -> tuple[int, int]:
+        """Rows and elements of a batch, zeros where they are not known."""
+        if self.num_batches == 0 and self.batch_size is None:
+            self.batch_size = batch_size_of(batch)
+        return self.reader.read(batch)
+
+    def take(self, rows: int, size: int) -> None:
+        """A batch came: fresh until a step is booked."""
+        self.num_batches += 1
+        self.fresh += 1
+        self.fresh_rows += rows
+        self.fresh_size += size
+        self.last_rows, self.last_size = rows, size
+
+    def keep_fresh(self, count: int) -> None:
+        """Leave the last batch fresh (1) or none (0)."""
+        self.fresh = count
+        self.fresh_rows, self.fresh_size = count * self.last_rows, count * self.last_size
 
 
 class LoaderListener(Protocol):

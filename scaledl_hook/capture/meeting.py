@@ -4,6 +4,7 @@ Rank 0 writes the id; the others look for it now and then and never wait. A rank
 it in time writes under an id of its own.
 """
 
+import contextlib
 from typing import Any
 
 import torch.distributed as dist
@@ -27,16 +28,20 @@ class Meeting:
             return
         store = _store()
         if store is not None:
-            store.set(self._key, run_id)
             self._offered = True
+            with contextlib.suppress(Exception):  # one that keeps nothing, or is gone
+                store.set(self._key, run_id)
 
     def look(self) -> str | None:
         """Other ranks: the id, if it is there. Costs one short round trip to the store."""
         self._looks += 1
         store = _store()
-        if store is None or not store.check([self._key]):
+        try:
+            if store is None or not store.check([self._key]):
+                return None
+            return bytes(store.get(self._key)).decode("ascii", "replace")
+        except Exception:  # one that keeps nothing, or is gone
             return None
-        return bytes(store.get(self._key)).decode("ascii", "replace")
 
     @property
     def is_over(self) -> bool:

@@ -2,20 +2,23 @@
 
 Hooks sit on the leaves for one step only. Forward times are taken between a pre- and a post-hook;
 backward times from pre-hooks on the autograd nodes of each layer's output (its backward begins) and
-input (its backward is done). The stamps are read after the step, on a GPU some steps later.
+input (its backward is done). What a module does between its children is its own (``own_work``).
+The stamps are read after the step, on a GPU some steps later.
 """
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from scaledl.capture import graph
+from scaledl.capture.backward import Stamp, read_backward
 from scaledl.capture.graph import OUTSIDE, LayerCall, Walk
 from scaledl.capture.inert import Hook
-from scaledl.capture.names import leaves
+from scaledl.capture.names import class_name, is_bare, leaves, modules, unwrap
+from scaledl.capture.own_work import OwnWork, split
 from scaledl.capture.root import DeviceMarks, RootSensor, in_backward_pass
 from scaledl.capture.tensors import tensors_in
 from scaledl.capture.timers import Timer
@@ -23,15 +26,6 @@ from scaledl.records import LayerGraph, LayerTiming
 
 MAX_LAYERS = 600  # hooked in one window; a larger model is timed a part at a time
 _MAX_OUTPUTS = 4  # watched in the backward; a loss may use any of them
-
-
-class _Stamp(NamedTuple):
-    """One moment of a backward: a layer begins, or is done with its input."""
-
-    fqn: str
-    begins: bool
-    at: Any
-    number: int  # whole backwards before this one in the step
 
 
 class LayerTimes:
@@ -90,13 +84,25 @@ class LayerWindow:
         self.is_partial = parts > 1
         start = (part % parts) * MAX_LAYERS
         self._leaves = every[start : start + MAX_LAYERS]
+        taken = {id(root.module), *(id(m) for _, m in every)}
+        # Between the layers of a part lie also those of the other parts.
+        outer = [
+            (n, m)
+            for n, m in modules(model)
+            if not self.is_partial and id(m) not in taken and not is_bare(m)
+        ]
+        self._own = OwnWork(outer, timer, on_error)
+        inner = unwrap(model)
+        is_whole = inner is root.module and self._single is None and not self.is_partial
+        is_whole = is_whole and not is_bare(inner)
+        self._root_name = class_name(inner) if is_whole else None
         self._handles: list[Any] = []
         self._active = False
         self._calls: list[LayerCall] = []
         # by module and thread: replicas and user threads run the same hooks at once
         self._open: dict[tuple[int, int], tuple[Any, LayerCall | None, Any]] = {}
         self._forward: list[tuple[str, Any, Any]] = []  # (fqn, first, last) in time order
-        self._backward: list[_Stamp] = []  # in time order
+        self._backward: list[Stamp] = []  # in time order
         self._feeds: dict[str, str] = {}
         self._marks = DeviceMarks()
         self.graph: LayerGraph | None = None
@@ -108,6 +114,7 @@ class LayerWindow:
             enter, leave = self._hooks_for(fqn)
             self._handles.append(module.register_forward_pre_hook(Hook(enter), with_kwargs=True))
             self._handles.append(module.register_forward_hook(Hook(leave), with_kwargs=True))
+        self._own.attach()
         self._root.timer = self._timer
         self._root.marks = self._marks
         self._root.after_forward = self._after_root
@@ -118,6 +125,7 @@ class LayerWindow:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._own.detach()
         if self._root.marks is self._marks:
             self._root.timer = self._root.marks = self._root.after_forward = None
         self._calls.clear()
@@ -160,7 +168,10 @@ class LayerWindow:
         if self._want_graph and self.graph is None:
             call = LayerCall(fqn, module)
             call.take_inputs(args, kwargs)
-        self._open[id(module), threading.get_ident()] = (self._timer.mark(), call, node)
+        first_mark = self._timer.mark()
+        if not in_backward_pass():
+            self._own.layer(fqn, first_mark, enters=True)
+        self._open[id(module), threading.get_ident()] = (first_mark, call, node)
 
     def _leave(self, fqn: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         last = self._timer.mark()
@@ -172,6 +183,7 @@ class LayerWindow:
         if not in_backward_pass() and first is not None:
             # Else: recomputation inside the backward, which is part of the backward's time.
             self._forward.append((fqn, first, last))
+            self._own.layer(fqn, last, enters=False)
         seen = [fed_by]  # a layer that hands its input on (dropout of 0) has no backward of its own
         for tensor in tensors_in(output, limit=_MAX_OUTPUTS):
             node = tensor.grad_fn
@@ -184,7 +196,7 @@ class LayerWindow:
             if self._active and not torch.compiler.is_compiling():
                 try:
                     number = len(self._marks.backward)
-                    self._backward.append(_Stamp(fqn, begins, self._timer.mark(), number))
+                    self._backward.append(Stamp(fqn, begins, self._timer.mark(), number))
                 except Exception as error:
                     self._on_error(error)
 
@@ -215,10 +227,19 @@ class LayerWindow:
         backward_s = sum(between(a, b) for a, b in self._marks.backward)
         exposed_s = sum(between(a, b) for a, b in self._marks.exposed)
         forward, calls = self._read_forward()
-        backward = self._read_backward()
+        backward, gaps = read_backward(self._backward, self._marks.backward, between)
+        own = self._own.read(self._feeds)
+        forward |= own.forward
+        calls |= own.calls
+        backward |= split(gaps, own)
         if self._single is not None:
             forward, calls = {self._single: forward_s}, {self._single: len(self._marks.forward)}
             backward = {self._single: backward_s} if self._marks.backward else {}
+        # What the root does between its children is its own.
+        root_s = forward_s - sum(forward.values())
+        if self._root_name is not None and root_s > 0:
+            forward[self._root_name] = forward.get(self._root_name, 0.0) + root_s
+            calls[self._root_name] = len(self._marks.forward)
         layers = tuple(
             LayerTiming(
                 fqn=fqn,
@@ -261,29 +282,6 @@ class LayerWindow:
             calls[fqn] = calls.get(fqn, 0) + 1
             previous = last
         return times, calls
-
-    def _read_backward(self) -> dict[str, float]:
-        """Backward time by layer: from "begins" to its own "input done" or the next "begins".
-
-        A stamp "input done" lies on the node before the layer. It comes late where that node waits
-        for other branches; the next layer's "begins" then closes the time.
-        """
-        times: dict[str, float] = {}
-        stamps = self._backward
-        ends = [last for _, last in self._marks.backward]
-        for index, stamp in enumerate(stamps):
-            if not stamp.begins or stamp.number >= len(ends):
-                continue
-            closing = ends[stamp.number]
-            for other in stamps[index + 1 :]:
-                if other.number != stamp.number:
-                    break
-                if other.begins or other.fqn == stamp.fqn:
-                    closing = other.at
-                    break
-            seconds = self._timer.between_s(stamp.at, closing)
-            times[stamp.fqn] = times.get(stamp.fqn, 0.0) + max(0.0, seconds)
-        return times
 
 
 def _can_hook(module: nn.Module) -> bool:

@@ -60,6 +60,10 @@ class OptimizerSensor:
         """Whether an optimizer that holds a parameter of the model was seen."""
         return self._seen_ours
 
+    def own(self) -> list[Optimizer]:
+        """Those seen so far that hold a parameter of the model."""
+        return [optimizer for optimizer, ours in self._is_ours.items() if ours]
+
     def start(self) -> None:
         """Attach the two global hooks."""
         self._handles.append(register_optimizer_step_pre_hook(self._before))

@@ -15,6 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from scaledl.capture.collectives import RawEvent, StepComm, read_collectives
 from scaledl.capture.guard import GUARD, ours
+from scaledl.capture.ranges import ModuleRanges
+from scaledl.capture.tables import launch_owners, read_tables
+from scaledl.timeline.kernels import Attribution, attribute
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _PATIENCE_S = 5.0  # of somebody else's profiler, for the end of a step
@@ -26,13 +29,21 @@ class ProfileSession:
     Args:
         cuda: Whether the GPU's kernels are recorded too.
         thread: The thread on which it may run (``get_ident``); by default the one that asks.
+        ranges: Drawn around the modules meanwhile, so that kernels are told by layer.
 
     Attributes:
+        kernels: Who caused the GPU's kernels, once stopped; ``None`` where none were seen.
         was_taken: Somebody else's profiler ended this one.
         is_blind: The GPU was asked for and nothing of it was seen.
     """
 
-    def __init__(self, *, cuda: bool = False, thread: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        cuda: bool = False,
+        thread: int | None = None,
+        ranges: ModuleRanges | None = None,
+    ) -> None:
         self._activities = [ProfilerActivity.CPU]
         if cuda:
             self._activities.append(ProfilerActivity.CUDA)
@@ -42,6 +53,8 @@ class ProfileSession:
         self._profile: Any = None
         self.was_taken = False
         self.is_blind = False
+        self.kernels: Attribution | None = None
+        self._ranges = ranges
 
     @property
     def is_here(self) -> bool:
@@ -64,10 +77,13 @@ class ProfileSession:
             self._profile = None
             GUARD.end()
             raise
+        if self._ranges is not None:
+            self._ranges.attach()
         return True
 
     def stop(self) -> StepComm | None:
         """Stop and read; ``None`` where somebody else's profiler took over meanwhile."""
+        self._leave_ranges()
         running, self._profile = self._profile, None
         if running is None:
             return None
@@ -80,8 +96,11 @@ class ProfileSession:
         results = getattr(running.profiler, "kineto_results", None)
         if results is None:
             return None
-        events = list(_raw(results.events()))
+        raw = results.events()
+        events = list(_raw(raw, launch_owners(raw)))
         self.is_blind = self._cuda and not any(event.on_device for event in events)
+        if self._cuda and not self.is_blind:
+            self.kernels = attribute(*read_tables(raw))
         return read_collectives(events)
 
     def _give_way(self) -> None:
@@ -91,6 +110,8 @@ class ProfileSession:
         """
         if not self.is_here and self._ended.wait(_PATIENCE_S):
             return
+        if self._ranges is not None:
+            self._ranges.silence()  # the hooks go at the end of the step, on their own thread
         running, self._profile = self._profile, None
         self.was_taken = True
         if running is not None:
@@ -98,8 +119,13 @@ class ProfileSession:
                 running.stop()
         GUARD.end()
 
+    def _leave_ranges(self) -> None:
+        ranges, self._ranges = self._ranges, None
+        if ranges is not None:
+            ranges.detach()
 
-def _raw(events: Any) -> Iterator[RawEvent]:
+
+def _raw(events: Any, owners: dict[int, str]) -> Iterator[RawEvent]:
     for event in events:
         name = event.name()
         on_device = event.device_type() != DeviceType.CPU
@@ -107,7 +133,8 @@ def _raw(events: Any) -> Iterator[RawEvent]:
             continue  # the shadow of a host range on the device, no work of its own
         if on_device or RawEvent.is_wanted(name):
             start_s, duration_s = event.start_ns() * 1e-9, event.duration_ns() * 1e-9
-            yield RawEvent(name, start_s, start_s + duration_s, on_device=on_device)
+            owner = "" if on_device else owners.get(event.start_ns(), "")
+            yield RawEvent(name, start_s, start_s + duration_s, on_device=on_device, owner=owner)
 
 
 @contextmanager

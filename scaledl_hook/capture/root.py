@@ -27,10 +27,8 @@ _MAX_OUTPUTS = 4
 class RootListener(Protocol):
     """What the clock learns from the root, in host time."""
 
-    def on_forward_begin(self, start_s: float, *, training: bool) -> None: ...
-    def on_forward(
-        self, start_s: float, end_s: float, *, training: bool, with_grad: bool
-    ) -> None: ...
+    def on_forward_begin(self, start_s: float, training: bool) -> None: ...
+    def on_forward(self, start_s: float, end_s: float, training: bool, with_grad: bool) -> None: ...
     def on_backward(self, compute_s: float, exposed_s: float) -> None: ...
 
 
@@ -109,7 +107,7 @@ class RootSensor:
             return  # recomputation of a checkpointed region
         try:
             self._in_backward = False  # a backward that raised left it set
-            self._listener.on_forward_begin(self._clock(), training=module.training)
+            self._listener.on_forward_begin(self._clock(), module.training)
             self._start_s = self._clock()
             if self.marks is not None and self.timer is not None:
                 self._first_mark = self.timer.mark()
@@ -126,9 +124,7 @@ class RootSensor:
                 self._watch_backward(output)
             if self.marks is not None and self.timer is not None:
                 self.marks.forward.append((self._first_mark, self.timer.mark()))
-            self._listener.on_forward(
-                start_s, self._clock(), training=module.training, with_grad=with_grad
-            )
+            self._listener.on_forward(start_s, self._clock(), module.training, with_grad)
             if self.after_forward is not None:
                 self.after_forward(args, output)
         except Exception as error:

@@ -56,6 +56,7 @@ class RunningStep:
         step: int,
         epoch: int,
         samples: int,
+        size: int = 0,
         sampled: bool,
         host_parts: bool,
         exposed_parts: bool,
@@ -91,5 +92,6 @@ class RunningStep:
             optimizer_s=parts_s[4],
             num_micro_batches=max(1, self.micro // count),
             num_samples=samples or None,
+            num_elements=size or None,
             tags=("sampled",) if sampled else (),
         )

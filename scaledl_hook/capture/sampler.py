@@ -1,16 +1,18 @@
 """A daemon thread that reads the device every few seconds."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
 
 import torch
 
+from scaledl.capture.devices.amd import open_amd
 from scaledl.capture.devices.base import Device, NullDevice
 from scaledl.capture.devices.cpu import CpuDevice
 from scaledl.capture.devices.nvidia import open_nvidia
 from scaledl.capture.environ import cuda_is_up
-from scaledl.records import DeviceSample
+from scaledl.records import DeviceSample, GpuLinks
 
 
 def open_device(device: torch.device, on_notice: Callable[[str], None]) -> Device:
@@ -20,17 +22,31 @@ def open_device(device: torch.device, on_notice: Callable[[str], None]) -> Devic
     """
     if device.type == "cpu":
         return CpuDevice()
-    if device.type == "cuda" and torch.version.hip is None:
-        if not cuda_is_up():
-            return NullDevice("CUDA is not initialised yet")
-        uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-        opened = open_nvidia(
-            uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}", on_notice
-        )
-        if isinstance(opened, NullDevice):
-            on_notice(opened.reason)
-        return opened
-    return NullDevice(f"no sensor for {device.type} yet: power and energy are n/a")
+    if device.type != "cuda":
+        return NullDevice(f"no sensor for {device.type} yet: power and energy are n/a")
+    if not cuda_is_up():
+        return NullDevice("CUDA is not initialised yet")
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is None:
+        uuid = str(getattr(properties, "uuid", ""))
+        opened = open_nvidia(uuid, on_notice, index=device.index or 0, environ=os.environ)
+    else:
+        opened = open_amd(_place_of(properties), on_notice)
+    if isinstance(opened, NullDevice):
+        on_notice(opened.reason)
+    return opened
+
+
+def _place_of(properties: object) -> tuple[int, int, int] | None:
+    """PCI domain, bus and device, where torch tells them."""
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    domain, bus, device = (getattr(properties, name, None) for name in names)
+    if domain is None or bus is None or device is None:
+        return None
+    return int(domain), int(bus), int(device)
+
+
+_MAX_SILENT = 3
 
 
 class Sampler:
@@ -51,10 +67,11 @@ class Sampler:
         self._wall = wall
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._first_energy_j: float | None = None
-        self._last_energy_j: float | None = None
+        self._counter_j: float | None = None  # as it stood at last
+        self._counted_j: float | None = None
         self._last_power: tuple[float, float] | None = None  # (time, watts)
-        self._integrated_j: float | None = None
+        self._bridged_j: float | None = None  # by power, where the counter is silent
+        self._num_silent = 0
         self._power_sum_w = 0.0
         self._power_count = 0
         self._peak_memory_bytes: float | None = None
@@ -81,17 +98,28 @@ class Sampler:
 
     @property
     def energy_j(self) -> float | None:
-        """Energy since the first reading: by the device's counter, else by integrated power."""
-        if self._first_energy_j is None or self._last_energy_j is None:
-            return self._integrated_j
-        return max(0.0, self._last_energy_j - self._first_energy_j)
+        """Energy since the first reading: by the device's counter, else by integrated power.
+
+        A device that has stopped telling either makes it n/a: what is known would be too little.
+        """
+        if self._num_silent > _MAX_SILENT:
+            return None
+        if self._counted_j is None or self._bridged_j is None:
+            return self._bridged_j if self._counted_j is None else self._counted_j
+        return self._counted_j + self._bridged_j
 
     @property
     def energy_source(self) -> str:
-        """Where :attr:`energy_j` comes from: ``counter``, ``power`` or ``n/a``."""
-        if self._first_energy_j is not None:
-            return "counter"
-        return "n/a" if self._integrated_j is None else "power"
+        """Where :attr:`energy_j` comes from: ``counter``, ``power``, both, or ``n/a``."""
+        if self.energy_j is None:
+            return "n/a"
+        if self._counted_j is None:
+            return "power"
+        return "counter" if self._bridged_j is None else "counter and power"
+
+    def links(self) -> GpuLinks | None:
+        """How the GPUs of this machine are wired, where the driver tells."""
+        return self._device.links()
 
     @property
     def peak_memory_bytes(self) -> float | None:
@@ -102,7 +130,9 @@ class Sampler:
         while True:
             try:
                 sample = self._device.read(self._wall())
-                if sample is not None:
+                if sample is None:
+                    self._num_silent += 1
+                else:
                     self._add(sample)
                     self._take(sample)
             except Exception as error:
@@ -112,18 +142,30 @@ class Sampler:
                 return
 
     def _add(self, sample: DeviceSample) -> None:
-        if sample.energy_j is not None:
-            if self._first_energy_j is None:
-                self._first_energy_j = sample.energy_j
-            self._last_energy_j = sample.energy_j
+        if sample.energy_j is None and sample.power_w is None:
+            self._num_silent += 1
+        else:
+            self._num_silent = 0
+        self._add_energy(sample)
         if sample.power_w is not None:
-            if self._last_power is not None:
-                before_s, before_w = self._last_power
-                span_s = max(0.0, sample.at_s - before_s)
-                area_j = span_s * (before_w + sample.power_w) / 2
-                self._integrated_j = (self._integrated_j or 0.0) + area_j
             self._last_power = (sample.at_s, sample.power_w)
             self._power_sum_w += sample.power_w
             self._power_count += 1
         if sample.memory_bytes is not None:
             self._peak_memory_bytes = max(self._peak_memory_bytes or 0.0, sample.memory_bytes)
+
+    def _add_energy(self, sample: DeviceSample) -> None:
+        if sample.energy_j is not None:
+            if self._counter_j is not None:
+                # A driver that was loaded again counts from 0: that span is left out.
+                gained_j = max(0.0, sample.energy_j - self._counter_j)
+                self._counted_j = (self._counted_j or 0.0) + gained_j
+                self._bridged_j = None  # the counter went on while it was silent
+            else:
+                self._counted_j, self._bridged_j = self._bridged_j or 0.0, None
+            self._counter_j = sample.energy_j
+        elif sample.power_w is not None and self._last_power is not None:
+            before_s, before_w = self._last_power
+            span_s = max(0.0, sample.at_s - before_s)
+            area_j = span_s * (before_w + sample.power_w) / 2
+            self._bridged_j = (self._bridged_j or 0.0) + area_j

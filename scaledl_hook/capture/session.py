@@ -15,16 +15,19 @@ from scaledl.capture.clock import Sink, StepClock
 from scaledl.capture.collectives import DdpView, find_ddp
 from scaledl.capture.environ import Environment, device_of, read_environment, read_plan
 from scaledl.capture.guard import GUARD
+from scaledl.capture.holdings import read_holdings, with_peak
 from scaledl.capture.loaders import LoaderSensor, TrackedIterable
 from scaledl.capture.modules import LayerWindow
 from scaledl.capture.optimizers import OptimizerSensor
+from scaledl.capture.probe_end import ProbeEnd
 from scaledl.capture.profile import ProfileSession
+from scaledl.capture.ranges import ModuleRanges
 from scaledl.capture.root import RootSensor
 from scaledl.capture.sampler import Sampler, open_device
 from scaledl.capture.timers import EventTimer, HostTimer, Timer
 from scaledl.capture.windows import Windows
 from scaledl.errors import run_all
-from scaledl.records import DeviceSample, LayerGraph, ProfileWindow, StepRecord
+from scaledl.records import DeviceSample, Holdings, LayerGraph, ProfileWindow, StepRecord
 
 # Until here every step is watched: the guesses come early, and so do the first windows.
 _FIRST_STEPS = 50
@@ -47,6 +50,7 @@ class Capture:
         model: What the user trains, wrappers included.
         sink: Takes the records, on the training thread (samples on the sampler's).
         profile: Whether steps may be profiled at all.
+        probe_steps: In a probe, after how many optimizer steps the training is ended.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Capture:
         steps_per_epoch: int | None = None,
         loader: object | None = None,
         profile: bool = True,
+        probe_steps: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = weakref.ref(model)  # who keeps the run after the block keeps no model
@@ -94,7 +99,7 @@ class Capture:
             rank=self.environment.rank,
             timer=self._timer,
             make_layer_window=self._layer_window,
-            make_session=(lambda: ProfileSession(cuda=not is_host, thread=self._thread))
+            make_session=(lambda: self._profile_session(cuda=not is_host))
             if use_profiler
             else None,
             ddp=self.ddp,
@@ -112,6 +117,9 @@ class Capture:
             lambda e: sink.on_error("device sensor", e),
         )
         self._loaders = LoaderSensor(self.border, clock)
+        self.probe_end = (
+            None if probe_steps is None else ProbeEnd(model, self._optimizers, probe_steps)
+        )
         self._started: list[tuple[str, Callable[[], None]]] = []
         self._num_holds = 0
         self._is_ending = False
@@ -127,6 +135,8 @@ class Capture:
         if self._guarded:
             install, remove = lambda: GUARD.install(self), lambda: GUARD.remove(self)
             steps.append(("profiler guard", install, remove))
+        if self.probe_end is not None:
+            steps.append(("end of the probe", self.probe_end.start, self.probe_end.stop))
         for name, start, stop in steps:
             self._started.append((name, stop))  # first: what is interrupted is undone too
             try:
@@ -151,6 +161,8 @@ class Capture:
         self._root.stop()
         self._optimizers.stop()
         self._loaders.stop()
+        if self.probe_end is not None:
+            self.probe_end.stop()
         self.windows.leave()
 
     def settle(self) -> None:
@@ -197,6 +209,18 @@ class Capture:
         found = find_ddp(model) if model is not None else None
         return DdpView(found) if found is not None else None
 
+    def holdings(self) -> Holdings | None:
+        """What the training keeps in memory; ``None`` once the model is gone, or before a step."""
+        model, optimizers = self._model(), self._optimizers.own()
+        if model is None or not optimizers:
+            return None
+        try:
+            counted = read_holdings(model, optimizers, self.plan)
+        except Exception as error:
+            self._sink.on_error("memory", error)
+            return None
+        return with_peak(counted, device_of(model))
+
     def wrap(self, iterable: Any) -> TrackedIterable:
         """``run.loader``: any iterable as the training loader."""
         return TrackedIterable(iterable, self.border, self._now)
@@ -212,6 +236,14 @@ class Capture:
             want_graph=want_graph,
             part=part,
         )
+
+    def _profile_session(self, *, cuda: bool) -> ProfileSession:
+        model = self._model()
+        ranges = None
+        # On the host the hooks of a layer window tell the times themselves.
+        if cuda and model is not None and not self.windows.layers_off:
+            ranges = ModuleRanges(model, self._window_failed)
+        return ProfileSession(cuda=cuda, thread=self._thread, ranges=ranges)
 
     def _mark_sampled(self, sampled: bool) -> None:
         self.clock.sampled = sampled

@@ -13,6 +13,7 @@ from scaledl.capture.modules import LayerWindow
 from scaledl.capture.profile import ProfileSession
 from scaledl.capture.timers import EventTimer, Timer
 from scaledl.records import LayerGraph, ProfileWindow, StepRecord
+from scaledl.timeline.kernels import NS, Attribution, layer_timings
 
 FIRST_LAYERS = 6  # steps of this process; the first ones compile, allocate and warm caches
 FIRST_COMM = 10
@@ -244,9 +245,14 @@ class Windows:
         elif session is not None and session.is_blind:
             self.give_up_comm("the profiler sees nothing of the GPU (may its counters be locked?)")
         if comm is not None:
-            self._take(self._comm_window(step, comm, cost_s))
+            kernels = session.kernels if session is not None else None
+            if kernels is not None and kernels.basis != "modules":
+                kernels = None  # ranges of the user's stand for no layer of the graph
+            self._take(self._comm_window(step, comm, kernels, cost_s))
 
-    def _comm_window(self, step: StepRecord, comm: StepComm, cost_s: float) -> ProfileWindow:
+    def _comm_window(
+        self, step: StepRecord, comm: StepComm, kernels: Attribution | None, cost_s: float
+    ) -> ProfileWindow:
         ddp = self._ddp()
         buckets = ddp.buckets() if ddp is not None else ()
         group_size = ddp.group_size() if ddp is not None else self._world_size
@@ -257,6 +263,9 @@ class Windows:
             step_s=step.wall_s,
             forward_s=step.forward_s,
             backward_s=step.backward_s,
+            layers=() if kernels is None else layer_timings(kernels),
+            outside_forward_s=None if kernels is None else kernels.outside_forward_ns * NS,
+            outside_backward_s=None if kernels is None else kernels.outside_backward_ns * NS,
             comm=comm.events(buckets, group_size),
             buckets=comm.bucket_timings(buckets),
             comm_exposed_s=comm.total_s - comm.overlap_s if exposed_s is None else exposed_s,

@@ -1,4 +1,4 @@
-"""The command line: ``scaledl runs | show | what-if | import | doctor``."""
+"""The command line: ``scaledl runs | show | what-if | import | probe | collect | doctor``."""
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from scaledl._version import __version__
-from scaledl.cli import doctor, importing, runs, show, whatif
+from scaledl.cli import collect, doctor, importing, probe, runs, show, whatif
 from scaledl.cli.stream import errors_as_exit_codes, write_out
 
 app = typer.Typer(
@@ -42,6 +42,8 @@ for _name, _module in (
     ("show", show),
     ("what-if", whatif),
     ("import", importing),
+    ("probe", probe),
+    ("collect", collect),
     ("doctor", doctor),
 ):
     app.command(_name, help=_module.HELP, short_help=_module.SHORT_HELP)(

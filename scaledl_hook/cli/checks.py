@@ -4,15 +4,17 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from scaledl.errors import StoreError
+from scaledl.linkbook import read_book
 from scaledl.report.console import Check
 from scaledl.store import home_dir
-from scaledl.units import format_bytes
+from scaledl.units import format_bytes, printable
 
 # The private entry points by which scaledl sees another profiler; without them it never profiles.
 PROFILER_HOOKS = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
@@ -30,6 +32,7 @@ def all_checks(home: str | None) -> tuple[Check, ...]:
         ('module "pynvml"', check_pynvml_package),
         ("torch.profiler", check_profiler),
         ("run folder", lambda: check_folder(home)),
+        ("links", lambda: check_links(home)),
         ("launcher", lambda: check_launcher(os.environ, shutil.which)),
         ("CPU energy (RAPL)", check_rapl),
     ):
@@ -177,6 +180,23 @@ def _short(folder: Path) -> str:
         return f"~/{folder.relative_to(Path.home())}"
     except (ValueError, RuntimeError):
         return str(folder)
+
+
+def check_links(home: str | None) -> list[Check]:
+    """Which links were measured, the newest of each device."""
+    entries = read_book(home_dir(home) / "runs").entries
+    newest = {entry.device: entry for entry in reversed(entries)}
+    if not newest:
+        seen = "none measured: every what-if takes the catalogue's"
+        return [Check(name="links", status="off", seen=seen, remedy="scaledl probe --links")]
+    found = []
+    for device, entry in newest.items():
+        kinds = (("inside a machine", entry.intra), ("between machines", entry.inter))
+        said = [f"{k} {link.bytes_per_s / 1e9:.3g} GB/s" for k, link in kinds if link is not None]
+        when = time.strftime("%Y-%m-%d", time.localtime(entry.at_s))
+        seen = f"{printable(device, 40)}: {', '.join(said)}, measured {when}"
+        found.append(Check(name="links", status="ok", seen=seen))
+    return found
 
 
 def check_launcher(environ: Mapping[str, str], which: Callable[[str], str | None]) -> list[Check]:

@@ -20,8 +20,7 @@ from scaledl.past import PastRun, open_run
 from scaledl.records import ScalingReport
 from scaledl.report.console import render_report
 from scaledl.report.jsonable import report_to_dict
-from scaledl.report.scaling import counts_within
-from scaledl.units import MOST_GPUS, format_usd, parse_seconds, printable
+from scaledl.units import MOST_GPUS, parse_seconds
 
 SHORT_HELP = "Forecast a recorded run on other numbers of GPUs."
 HELP = (
@@ -32,7 +31,8 @@ HELP = (
     "against the recorded count. eff.: work per GPU, the smallest count is 100 %. cost, energy: of "
     "one epoch; a price of 0 is one. measured: that count was run. between: between two counts "
     "that were run. ~: beyond twice the largest count run. prior: nothing of the kind was run. "
-    "limited by: the largest cost beside compute, with its share of the step.\n\n"
+    "limited by: the largest cost beside compute, with its share of the step. memory: expected "
+    "peak of one GPU, of what it has.\n\n"
     "With --deadline or --budget the exit code is 3 if no count keeps it at the upper end of its "
     "interval."
 )
@@ -63,6 +63,10 @@ def run(
     budget: Annotated[
         float | None, typer.Option("--budget", help="Most dollars for the rest; needs a price.")
     ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option("--strategies", help="Compared at every count: ddp,fsdp,hsdp."),
+    ] = None,
     epochs: Annotated[
         int | None,
         typer.Option(
@@ -87,21 +91,15 @@ def run(
         gpus_per_node=gpus_per_node,
         inter=link,
         epochs=epochs,
+        strategies=strategies,
+        deadline_s=deadline_s,
+        budget_usd=budget,
     )
-    limited = deadline_s is not None or budget is not None
-    if limited:
-        _check_answerable(report, deadline_s, budget)
-    within = counts_within(report, deadline_s=deadline_s, budget_usd=budget) if limited else ()
     if json:
-        value = report_to_dict(report)
-        if limited:
-            value |= {"deadline_s": deadline_s, "budget_usd": budget, "counts_within": within}
-        write_json(value)
+        write_json(report_to_dict(report))
     else:
         write_out(_text(past, report))
-        if limited:
-            write_out(_verdict(within, deadline, budget))
-    if limited and not within:
+    if report.limits is not None and not report.limits.within:
         raise typer.Exit(NO_OPTION)
 
 
@@ -110,17 +108,6 @@ def _deadline_s(text: str) -> float:
         return parse_seconds(text)
     except UsageError as error:
         raise UsageError(f"--deadline: {error}") from None
-
-
-def _check_answerable(
-    report: ScalingReport, deadline_s: float | None, budget: float | None
-) -> None:
-    """Refuse a question whose facts are unknown, rather than answer that nothing fits."""
-    if all(row.remaining_s is None for row in report.rows):
-        what = "--budget" if deadline_s is None else "--deadline"
-        raise UsageError(f"{what} needs the run's length, which is unknown. Pass --epochs 30.")
-    if budget is not None and all(row.cost_usd is None for row in report.rows):
-        raise UsageError(f"--budget {budget:g} needs a price, which is unknown. Pass --price 2.49.")
 
 
 def _text(past: PastRun, report: ScalingReport) -> str:
@@ -133,12 +120,3 @@ def _text(past: PastRun, report: ScalingReport) -> str:
         cpu_run=past.measurements[-1].host_shared,
         whole_run=past.ended is not None,
     )
-
-
-def _verdict(within: tuple[int, ...], deadline: str | None, budget: float | None) -> str:
-    asked = [f"deadline {printable(deadline)}"] if deadline is not None else []
-    asked += [f"budget {format_usd(budget)}"] if budget is not None else []
-    question = " and ".join(asked)
-    if not within:
-        return f"No count keeps the {question} (at the upper end of its interval)."
-    return f"These counts keep the {question}: {', '.join(map(str, within))}."

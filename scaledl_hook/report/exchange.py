@@ -12,6 +12,7 @@ from collections import defaultdict
 
 import msgspec
 
+from scaledl.intervals import total
 from scaledl.records import CommEvent, EpochRecord, ProfileWindow, StepParts
 from scaledl.report.parts import EXPOSED, shown_parts
 from scaledl.report.ranks import behind_s
@@ -62,17 +63,21 @@ def transfer_of(
         step_s: The mean step.
         rank: Whose overlap counts.
     """
-    steps_s: dict[int, float] = defaultdict(float)
+    # A call's transfer is its last part: before it waits. Two at once count their moments once.
+    spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    ends_s = {id(e): e.start_s + e.duration_s for w in windows if w.rank == rank for e in w.comm}
     alone: set[int] = set()
     for (step, _, _), events in same_collectives(windows).items():
-        steps_s[step] += min(event.duration_s for event in events)
+        end_s = next((ends_s[id(event)] for event in events if id(event) in ends_s), None)
+        if end_s is not None:
+            spans[step].append((end_s - min(event.duration_s for event in events), end_s))
         if len(events) < 2:
             alone.add(step)
     own = [w for w in windows if w.rank == rank and w.comm and w.step_s > 0]
     own = [w for w in own if w.step not in alone]
     if not own:
         return None
-    total_s = statistics.median(steps_s[w.step] / w.step_s for w in own) * step_s
+    total_s = statistics.median(total(spans[w.step]) / w.step_s for w in own) * step_s
     hidden_fraction = statistics.median(w.overlap_fraction or 0.0 for w in own)
     return Transfer(total_s=total_s, hidden_s=total_s * min(1.0, hidden_fraction))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from scaledl.records import Interval, ScalingReport, ScalingRow
+from scaledl.records import Footprint, Interval, ScalingReport, ScalingRow
 from scaledl.report.scaling import cause_text, caveat_text
 
 REPORT_SCHEMA = "scaledl.report/1"
@@ -27,6 +27,13 @@ def to_json(value: Any) -> str:
 
 def _interval(value: Interval | None) -> dict[str, float] | None:
     return None if value is None else {"mean": value.mean, "low": value.low, "high": value.high}
+
+
+def _memory(found: Footprint | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    parts: dict[str, float | None] = msgspec.to_builtins(found)
+    return {**parts, "total": found.total, "margin": found.margin}
 
 
 def _row(row: ScalingRow, *, cpu_run: bool) -> dict[str, Any]:
@@ -54,6 +61,12 @@ def _row(row: ScalingRow, *, cpu_run: bool) -> dict[str, Any]:
         "cost_usd": row.cost_usd,
         "energy_j": row.energy_j,
         "gpu_hours": row.gpu_hours,
+        "remaining_usd": row.remaining_usd,
+        "remaining_j": row.remaining_j,
+        "strategy": row.strategy,
+        "grad_accum": row.grad_accum,
+        "memory_bytes": _memory(row.memory),
+        "remedy": row.remedy,
         "limited_by": row.limited_by,
         "limited_by_text": cause_text(row.limited_by, cpu_run=cpu_run),
         "limited_fraction": row.limited_fraction,
@@ -64,8 +77,19 @@ def _row(row: ScalingRow, *, cpu_run: bool) -> dict[str, Any]:
 def report_to_dict(report: ScalingReport) -> dict[str, Any]:
     """The report under the schema ``scaledl.report/1``."""
     advice = report.recommendation
-    cpu_run = "host-shared" in report.caveats  # of every report on several CPU processes
-    return {
+    # reports of older runs tell it only by the caution of several CPU processes
+    cpu_run = report.cpu_run or "host-shared" in report.caveats
+    limits = report.limits
+    limited: dict[str, Any] = {}
+    if limits is not None:
+        limited = {
+            "deadline_s": limits.deadline_s,
+            "budget_usd": limits.budget_usd,
+            "counts_within": list(limits.within),
+            "best_within": limits.best,
+            "limits_text": limits.text,
+        }
+    return limited | {
         "schema": REPORT_SCHEMA,
         "made_at": iso_time(report.made_at),
         "run": report.run,
@@ -76,6 +100,8 @@ def report_to_dict(report: ScalingReport) -> dict[str, Any]:
         "coverage": msgspec.to_builtins(report.coverage),
         "measured_index": report.measured_index,
         "rows": [_row(row, cpu_run=cpu_run) for row in report.rows],
+        "compared": [_row(row, cpu_run=cpu_run) for row in report.compared],
+        "hints": list(report.hints),
         "recommendation": None if advice is None else msgspec.to_builtins(advice),
         "caveats": list(report.caveats),
         "caveat_texts": {key: caveat_text(key, cpu_run=cpu_run) for key in report.caveats},

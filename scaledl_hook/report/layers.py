@@ -11,6 +11,8 @@ from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
 from scaledl.units import format_bytes, format_fraction, format_seconds
 
 OUTSIDE = "outside_layers"
+# One more forward is what checkpointing costs; half as much again cannot be noise of a few kernels.
+_TWICE = 1.5
 
 
 class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +23,7 @@ class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
     forward_s: float | None
     backward_s: float | None
     share_fraction: float | None
+    recompute_s: float | None = None
     flops: float | None
     num_calls: int | None
 
@@ -53,6 +56,7 @@ def layer_rows(
     graph: LayerGraph | None, windows: tuple[ProfileWindow, ...]
 ) -> tuple[LayerRow, ...]:
     """Rows of the layer table, the longest first, layers that were not seen last."""
+    windows = _layered(windows)
     timings: dict[str, list[LayerTiming]] = defaultdict(list)
     for window in windows:
         for timing in window.layers:
@@ -67,9 +71,10 @@ def layer_rows(
         if fqn == OUTSIDE and not seen:
             forward_s = _mean(w.outside_forward_s for w in windows)
             backward_s = _mean(w.outside_backward_s for w in windows)
+        again_s = _mean(t.recompute_s for t in seen)
         share = None
         if forward_s is not None and backward_s is not None and step_s:
-            share = (forward_s + backward_s) / step_s
+            share = (forward_s + backward_s + (again_s or 0.0)) / step_s
         rows.append(
             LayerRow(
                 fqn=fqn,
@@ -77,12 +82,23 @@ def layer_rows(
                 forward_s=forward_s,
                 backward_s=backward_s,
                 share_fraction=share,
+                recompute_s=again_s,
                 flops=node.flops_forward + node.flops_backward if node is not None else None,
                 num_calls=seen[-1].num_calls if seen else None,
             )
         )
     rows.sort(key=lambda r: (r.forward_s is None, -(r.forward_s or 0.0) - (r.backward_s or 0.0)))
     return tuple(rows)
+
+
+def _layered(windows: tuple[ProfileWindow, ...]) -> tuple[ProfileWindow, ...]:
+    """Those that timed layers; a window of collectives alone is no sample of a layer.
+
+    Seconds of kernels and seconds between two stamps are not averaged: kernels, where there are.
+    """
+    told = tuple(w for w in windows if w.layers)
+    kernels = tuple(w for w in told if w.layers[0].source == "profiler")
+    return kernels or told or windows
 
 
 def render_layers(
@@ -96,6 +112,7 @@ def render_layers(
 ) -> str:
     """The ``top`` longest layers; the others summed in one row; what is outside layers last."""
     style = Style(width=width, unicode=unicode, color=color)
+    windows = _layered(windows)
     rows = layer_rows(graph, windows)
     inner = [row for row in rows if row.fqn != OUTSIDE]
     if not inner:
@@ -120,13 +137,37 @@ def render_layers(
     num_ranks = len({window.rank for window in windows})
     count += f" on {num_ranks} ranks" if num_ranks > 1 else ""
     step = format_seconds(_mean(window.step_s for window in windows))
+    lines = [style.paint(head, "bold"), *body]
+    if (said := recompute_text(windows)) is not None:
+        lines += wrap_text(said, style, hang="  ")
     foot = (
         f"means over {count}; share: of their mean step, {step}; {flop_unit}: one "
         "micro-batch, both passes; n/a: not seen"
     )
-    lines = [style.paint(head, "bold"), *body]
     lines += [style.paint(line, "dim") for line in wrap_text(foot, style, hang="  ")]
     return "\n".join(lines)
+
+
+def recompute_text(windows: tuple[ProfileWindow, ...]) -> str | None:
+    """What activation checkpointing costs in a mean step; ``None`` where nothing ran again."""
+    told = [w for w in windows if any(t.recompute_s for t in w.layers)]
+    if not told:
+        return None
+    again = [sum(t.recompute_s or 0.0 for t in w.layers) for w in told]
+    forward = [sum(t.forward_s for t in w.layers if t.recompute_s) for w in told]
+    whole = [
+        sum(t.forward_s + (t.backward_s or 0.0) + (t.recompute_s or 0.0) for t in w.layers)
+        for w in told
+    ]
+    share = sum(again) / sum(whole)
+    said = (
+        f"run again in the backward (activation checkpointing): {format_seconds(_mean(again))}, "
+        f"{format_fraction(share)} of the layers' time"
+    )
+    if sum(again) > _TWICE * sum(forward) > 0:
+        times = sum(again) / sum(forward)
+        said += f"; {times:.1f} times the forward of these layers: is it applied twice?"
+    return said
 
 
 def _layer_cells(row: LayerRow, style: Style, flop_factor: float) -> list[str]:

@@ -5,7 +5,9 @@ from typing import Literal
 
 import msgspec
 
+from scaledl.learned import Learned
 from scaledl.records import ClusterSpec, EpochRecord, Measurement, Note, RunInfo
+from scaledl.report.learned import learned_text
 from scaledl.report.parts import render_parts
 from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
 from scaledl.units import format_seconds
@@ -119,6 +121,7 @@ def render_show(
     measurement: Measurement | None = None,
     epochs: tuple[EpochRecord, ...] = (),
     notes: tuple[Note, ...] = (),
+    learned: Learned | None = None,
     now_s: float | None = None,
     width: int = 96,
     unicode: bool = True,
@@ -150,6 +153,8 @@ def render_show(
         lines.append(
             f"  epochs recorded: {planned_text(len(whole), info.epochs)}, the last took {took}"
         )
+    taught = learned_text(learned)
+    lines += wrap_text(safe_text(taught, style, 400), style, indent="  ") if taught else []
     for note in notes[-5:]:
         told = f"told: {safe_text(note.text, style)}"
         lines += wrap_text(told, style, indent="  ", hang="    ")

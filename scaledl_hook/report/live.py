@@ -1,15 +1,21 @@
 """The live line: one line on a terminal, sparse lines in a log; ``pace`` says when.
 
 Pure functions that return text. Fields keep their order and place, so that the eye finds them
-and ``grep`` does; on a narrow terminal the less needed ones are left out. Where the interval is so
-narrow that minutes would hide it, a time of day has seconds; near the end seconds to go say it.
+and ``grep`` does; on a narrow terminal the less needed ones are left out.
 """
 
-import math
 import time
 
 from scaledl.records import Eta, Interval, Progress
 from scaledl.report.pace import LinePolicy, Shown
+from scaledl.report.when import (
+    SECONDS_BELOW_S,
+    is_near,
+    limit_text,
+    needs_seconds,
+    reached_text,
+    when_text,
+)
 from scaledl.units import (
     LATEST_S,
     format_about,
@@ -30,8 +36,6 @@ __all__ = [
 
 NAME = "scaledl  "
 MAX_WIDTH = 100
-NEAR_S = 100.0  # so near the end seconds to go say more than the time of day
-SECONDS_BELOW_S = 120.0  # an interval or a move that is narrower is shown to the second
 
 
 def _step_field(progress: Progress) -> str:
@@ -68,30 +72,9 @@ def _end_name(progress: Progress) -> str:
     return f"until {progress.limited_by}"
 
 
-def _needs_seconds(left: Interval) -> bool:
-    return left.high - left.low < SECONDS_BELOW_S
-
-
-def _when_text(eta: Eta, left: Interval, now_s: float, about: str = "", word: str = "") -> str:
-    """``14:05 (13:55 to 14:20)``, near the end ``14:05, in 20 s (16 to 28 s)``."""
-    ends_s = [eta.at_s + end_s for end_s in (left.mean, left.low, left.high)]
-    word = f", {word}" if word else ""
-    if _is_near(ends_s[0], now_s, left):
-        mean, low, high = (max(at_s - now_s, 0.0) for at_s in ends_s)
-        span = f"{math.floor(low)} to {max(1, math.ceil(high))} s"
-        at = format_clock(ends_s[0], now_s)
-        return f"{about}{at}, in {about}{max(1.0, mean):.0f} s ({span}{word})"
-    at, first, last = (format_clock(s, now_s, seconds=_needs_seconds(left)) for s in ends_s)
-    return f"{about}{at} ({first} to {last}{word})"
-
-
-def _is_near(at_s: float, now_s: float, left: Interval) -> bool:
-    return at_s - now_s < NEAR_S and _needs_seconds(left)
-
-
 def _left_text(at_s: float, now_s: float, left: Interval, about: str, tail: str) -> str:
     """How long it is to ``at_s``, with the digits that its interval allows."""
-    if _is_near(at_s, now_s, left):
+    if is_near(at_s, now_s, left):
         return ""  # it was said beside the time of day
     doubt_s = (left.high - left.low) / 2
     return f"{about}{format_about(max(at_s - now_s, 0.0), doubt_s)} {tail}"
@@ -132,7 +115,7 @@ def render_line(
     steps wanted) says what is missing. ``note`` is a short clause for the line's end.
     """
     if is_beyond(progress):
-        return _beyond_line(progress, step_s, width, unicode=unicode)
+        return _beyond_line(eta, progress, step_s, now_s, width, unicode=unicode)
     is_prior = eta is not None and eta.basis == "prior"
     about = "~" if is_prior or learning is not None else ""
     fields = _time_fields(eta, progress, now_s, about, is_prior=is_prior)
@@ -168,11 +151,23 @@ def _time_fields(
     if eta is None or eta.remaining_s is None or eta.finish_at is None:
         return _epoch_time_fields(eta, progress, now_s, about)
     word = "prior" if is_prior else ""
+    when = when_text(eta, eta.remaining_s, now_s, about, word)
+    if eta.limit is not None and eta.limit.is_sure:
+        return [
+            (0, f"ends with the {limit_text(eta.limit, now_s)}"),
+            (1, reached_text(eta.limit)),
+            (2, f"all of it {when}"),
+        ]
     return [
-        (0, f"done {_when_text(eta, eta.remaining_s, now_s, about, word)}"),
+        (0, f"done {when}"),
         (2, _left_text(eta.finish_at, now_s, eta.remaining_s, about, "left")),
         (1, _end_name(progress)),
+        (1, _limit_field(eta, now_s)),
     ]
+
+
+def _limit_field(eta: Eta | None, now_s: float) -> str:
+    return "" if eta is None or eta.limit is None else limit_text(eta.limit, now_s)
 
 
 def _epoch_time_fields(
@@ -185,17 +180,27 @@ def _epoch_time_fields(
     left = eta.epoch_remaining_s
     ends_at = eta.at_s + left.mean
     return [
-        (0, f"epoch done {_when_text(eta, left, now_s, about)}"),
+        (0, f"epoch done {when_text(eta, left, now_s, about)}"),
         (2, _left_text(ends_at, now_s, left, about, "left in the epoch")),
+        (1, _limit_field(eta, now_s)),
         unknown,
     ]
 
 
-def _beyond_line(progress: Progress, step_s: float | None, width: int, *, unicode: bool) -> str:
+def _beyond_line(
+    eta: Eta | None,
+    progress: Progress,
+    step_s: float | None,
+    now_s: float,
+    width: int,
+    *,
+    unicode: bool,
+) -> str:
     assert progress.total_steps is not None
     over = progress.step - progress.total_steps
     fields = [(0, f"{over} step{'s' if over > 1 else ''} beyond planned end")]
     fields.append((1, f"planned were {progress.total_steps}"))
+    fields.append((2, _limit_field(eta, now_s)))
     pace = f", {format_seconds(step_s)}" if step_s is not None else ""
     return _join(f"{NAME}step {progress.step}{pace}: ", fields, width, unicode=unicode)
 
@@ -221,7 +226,7 @@ def render_log_line(
     if step_s is not None:
         parts.append(f"step_ms={step_s * 1e3:.3g}" if step_s < 1 else f"step_ms={step_s * 1e3:.0f}")
     if is_beyond(progress):
-        return " ".join([*parts, "beyond_planned_end=true"])
+        return " ".join([*parts, "beyond_planned_end=true", *_log_limit(eta)])
     if eta is not None and eta.remaining_s is not None and eta.finish_at is not None:
         parts += _log_times("", eta, eta.remaining_s, now_s)
     elif eta is not None and eta.epoch_remaining_s is not None:
@@ -230,9 +235,24 @@ def render_log_line(
         parts.append("total=unknown")
     if eta is not None and eta.step_s is not None:
         parts.append(f"basis={eta.basis}")
-    if _end_name(progress):
+    if eta is not None and eta.limit is not None and eta.limit.is_sure:
+        parts.append("until=time-limit")
+    elif _end_name(progress):
         parts.append(f"until={progress.limited_by}")
-    return " ".join(parts)
+    return " ".join([*parts, *_log_limit(eta)])
+
+
+def _log_limit(eta: Eta | None) -> list[str]:
+    """The job's time limit where it may come first, and how far the run will be by then."""
+    if eta is None or eta.limit is None:
+        return []
+    limit = eta.limit
+    told = [f"limit={_iso(limit.at)}"]
+    if limit.is_sure and limit.epochs is not None:
+        told.append(f"limit_epoch={limit.epochs[0] + 1}-{limit.epochs[1] + 1}")
+    elif limit.is_sure and limit.steps is not None:
+        told.append(f"limit_step={limit.steps[0]}-{limit.steps[1]}")
+    return told
 
 
 def _log_times(prefix: str, eta: Eta, left: Interval, now_s: float) -> list[str]:
@@ -244,7 +264,7 @@ def _log_times(prefix: str, eta: Eta, left: Interval, now_s: float) -> list[str]
         f"{name}={max(at_s - now_s, 0.0):.{decimals}f}"
         for name, at_s in zip(names, ends_s, strict=True)
     ]
-    mean, low, high = (_iso(at_s, seconds=_needs_seconds(left)) for at_s in ends_s)
+    mean, low, high = (_iso(at_s, seconds=needs_seconds(left)) for at_s in ends_s)
     day = mean[:11]
     short = [t[11:-1] if t.startswith(day) else t for t in (low, high)]
     times = [f"{prefix}eta={mean}", f"{prefix}eta_low={short[0]}", f"{prefix}eta_high={short[1]}"]

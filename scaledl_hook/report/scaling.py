@@ -9,6 +9,8 @@ from scaledl.records import (
     ScalingReport,
     ScalingRow,
 )
+from scaledl.report.hints import hints_of
+from scaledl.report.limits import limits_of
 from scaledl.report.text import words
 from scaledl.units import format_seconds
 
@@ -37,12 +39,17 @@ _CPU_CAUSE_TEXT: dict[Cause, str] = {
 }
 
 CAVEAT_TEXT: dict[str, str] = {
+    "unlike-devices": "the ranks run on unlike devices: the slowest sets the pace, here as there",
     "few-steps": "fewer than 20 steady steps were measured",
-    "communication-is-prior": "communication was never measured: its cost is a catalogue prior",
-    "no-multi-node-data": "nothing was measured between nodes: larger counts rest on the link as "
-    "stated",
+    "communication-is-prior": "communication was never measured: its cost is a prior; scaledl "
+    "probe measures it",
+    "no-multi-node-data": "nothing measured between nodes: there the link is as stated; scaledl "
+    "probe measures it",
+    "not-run": "nothing of this job ran: the step is told from its layers and the data sheet",
     "far-extrapolation": "the largest count is over 4 times the largest seen: treat it as a guess",
     "other-gpu": "another kind of device than the measured one: only ratios are known",
+    "may-not-fit": "memory is a close call on some counts: their peak is known too roughly",
+    "loader-cores": "with more {many} a node, loader workers outnumber its cores: input may limit",
     "memory-not-checked": "memory was not checked: fewer {many} hold more each and may not fit it",
     "no-full-batch": "with the largest counts an epoch holds no full batch",
     "more-gpus-than-samples": "more {many} than samples in the global batch: it grows with them",
@@ -80,6 +87,10 @@ def build(
     epoch: int | None = None,
     level: float = 0.9,
     global_batch: int | None = None,
+    compared: tuple[ScalingRow, ...] = (),
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    loader_workers: int | None = None,
     model_version: str = "analytic-1",
 ) -> ScalingReport:
     """The report over ``rows``, with advice and caveats.
@@ -94,11 +105,24 @@ def build(
         epoch: The epoch that just ended, from 0.
         level: Nominal probability of the intervals.
         global_batch: Samples of one step over all ranks; taken from ``base`` where not given.
+        compared: Rows of other strategies, as they are to stand.
+        deadline_s: Longest time for the rest of the run.
+        budget_usd: Most money for it.
+        loader_workers: Loader processes of one rank, for the hints.
         model_version: Which predictor made the rows.
+
+    Raises:
+        UsageError: a deadline or budget where the run's length or price is unknown.
     """
     ordered = tuple(sorted(rows, key=lambda row: row.num_gpus))
     running = base.cluster.num_gpus
     index = next((i for i, row in enumerate(ordered) if row.num_gpus == running), None)
+    limits = limits_of(
+        ordered, deadline_s=deadline_s, budget_usd=budget_usd, cpu_run=base.host_shared
+    )
+    advice = recommend(ordered, base=base)
+    if limits is not None and limits.best is not None:
+        advice = Recommendation(num_gpus=limits.best, reason="within-limits", text=limits.text)
     return ScalingReport(
         made_at=made_at,
         run=run,
@@ -106,11 +130,15 @@ def build(
         rows=ordered,
         measured_index=index,
         coverage=coverage,
-        recommendation=recommend(ordered, base=base),
+        recommendation=advice,
         level=level,
         global_batch=_global_batch(base) if global_batch is None else global_batch,
         epoch=epoch,
-        caveats=_caveats(ordered, base),
+        caveats=_caveats((*ordered, *compared), base),
+        cpu_run=base.host_shared,
+        compared=compared,
+        limits=limits,
+        hints=hints_of(base, loader_workers=loader_workers),
         model_version=model_version,
     )
 
@@ -128,7 +156,8 @@ def recommend(rows: tuple[ScalingRow, ...], *, base: Measurement) -> Recommendat
     From the smallest count that fits upwards, a larger count is taken while the share
     (speed ratio - 1) / (count ratio - 1) is at least ``GOOD_MARGIN_FRACTION``.
     """
-    fitting = [row for row in rows if row.fits is not False and _time_s(row) > 0]
+    running = base.cluster.num_gpus
+    fitting = [row for row in rows if _is_open(row, running) and _time_s(row) > 0]
     if len(fitting) < 2:
         return None
     best = fitting[0]
@@ -139,11 +168,16 @@ def recommend(rows: tuple[ScalingRow, ...], *, base: Measurement) -> Recommendat
             after = row
             break
         best = row
-    now = next((row for row in fitting if row.num_gpus == base.cluster.num_gpus), None)
+    now = next((row for row in fitting if row.num_gpus == running), None)
     reason = _reason(best, after, now)
     return Recommendation(
         num_gpus=best.num_gpus, reason=reason, text=_advice(best, after, now, reason, base)
     )
+
+
+def _is_open(row: ScalingRow, running: int) -> bool:
+    """Whether a count may be advised: its memory is not in doubt, or it runs already."""
+    return row.num_gpus == running or (row.fits is not False and "may-not-fit" not in row.caveats)
 
 
 def _time_s(row: ScalingRow) -> float:
@@ -223,8 +257,12 @@ def _caveats(rows: tuple[ScalingRow, ...], base: Measurement) -> tuple[str, ...]
     seen = {row.num_gpus for row in rows if row.basis == "measured"} | {base.cluster.num_gpus}
     if len(seen) == 1 and len(rows) > 1:
         found.add("one-count-only")
+    if len(base.devices) > 1:
+        found.add("unlike-devices")
     if base.num_steps < 20:
         found.add("few-steps")
+    if "not-run" in found:  # which says it all
+        found -= {"one-count-only", "few-steps", "communication-is-prior"}
     known = [key for key in CAVEAT_TEXT if key in found]
     return (*known, *sorted(found - set(CAVEAT_TEXT)))
 
@@ -233,29 +271,6 @@ def is_far(row: ScalingRow, report: ScalingReport) -> bool:
     """Whether the row is a forecast beyond twice the largest count measured."""
     seen = [r.num_gpus for r in report.rows if r.basis == "measured"]
     return row.basis != "measured" and bool(seen) and row.num_gpus > 2 * max(seen)
-
-
-def counts_within(
-    report: ScalingReport, *, deadline_s: float | None = None, budget_usd: float | None = None
-) -> tuple[int, ...]:
-    """Counts whose rest of the run keeps the deadline and the budget.
-
-    The upper end of the interval must keep them: an option that is late half of the time is none.
-    """
-    good = []
-    for row in report.rows:
-        rest = row.remaining_s
-        if row.fits is False or rest is None:
-            continue
-        if deadline_s is not None and rest.high > deadline_s:
-            continue
-        if budget_usd is not None:
-            if row.cost_usd is None or row.epoch_s is None or row.epoch_s.mean <= 0:
-                continue
-            if row.cost_usd * rest.high / row.epoch_s.mean > budget_usd:
-                continue
-        good.append(row.num_gpus)
-    return tuple(good)
 
 
 def audit_text(told: ScalingRow, measured: Measurement) -> str:

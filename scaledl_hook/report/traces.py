@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from scaledl.records import TraceCollective, TraceComm, TraceJob, TraceSummary
+from scaledl.records import KernelTimes, TraceCollective, TraceComm, TraceJob, TraceSummary
 from scaledl.report.text import Column, Style, safe_text, table_lines, wrap_text
 from scaledl.units import format_bytes, format_fraction, format_seconds
 
@@ -95,6 +95,8 @@ def _rows(trace: TraceSummary) -> list[tuple[str, str]]:
     rows.append(("GPU busy", f"{format_seconds(trace.gpu_busy_s)}, {busy} of the trace"))
     rows.append(("computation", format_seconds(trace.comm.compute_union_s)))
     rows.append(("communication", _comm_text(trace.comm)))
+    if trace.kernels is not None and trace.kernels.layers:
+        rows.append(("layers", _layers_text(trace.kernels)))
     others = trace.comm.num_kernels - trace.nccl.num_kernels
     if others:
         text = f"{others} of these kernels do not have nccl in their names; without them: "
@@ -102,6 +104,18 @@ def _rows(trace: TraceSummary) -> list[tuple[str, str]]:
     if trace.input_wait_s > 0:
         rows.append(("input wait", format_seconds(trace.input_wait_s)))
     return rows
+
+
+def _layers_text(kernels: KernelTimes) -> str:
+    """How much of the computation found who caused it."""
+    computed_s = kernels.total_s - kernels.comm_s
+    what = "modules" if kernels.basis == "modules" else "annotated ranges"
+    share = format_fraction(_share(kernels.layers_s, computed_s))
+    said = f"{share} of the computation's kernel time is of {len(kernels.layers)} {what}"
+    again_s = sum(layer.recompute_s or 0.0 for layer in kernels.layers)
+    if again_s > 0:
+        said += f"; {format_seconds(again_s)} of it ran again in the backward (checkpointing)"
+    return said
 
 
 def _comm_text(comm: TraceComm) -> str:

@@ -2,13 +2,14 @@
 
 from scaledl.records import ScalingReport, ScalingRow
 from scaledl.report.chart import interval_chart
+from scaledl.report.columns import add_optional, memory_text
 from scaledl.report.left import left_text
 from scaledl.report.scaling import cause_text, caveat_text, is_far
+from scaledl.report.side_by_side import strategy_lines
 from scaledl.report.text import (
     Column,
     Style,
     by_doubt,
-    decimals_by_doubt,
     range_text,
     step_unit,
     table_lines,
@@ -16,7 +17,7 @@ from scaledl.report.text import (
     words,
     wrap_text,
 )
-from scaledl.units import format_energy, format_fraction, format_seconds, format_usd
+from scaledl.units import format_fraction
 
 MAX_LINES = 30
 MAX_NOTES = 2
@@ -38,7 +39,8 @@ def render_report(
     tail = advice_lines(report, style, cpu_run=cpu_run, whole_run=whole_run)
     blank = [""] if chart else []
     foot = foot_lines(style, cpu_run=cpu_run)
-    return "\n".join([*table, *blank, *chart, "", *tail, *foot])
+    compared = strategy_lines(report, style, cpu_run=cpu_run)
+    return "\n".join([*table, *blank, *chart, *compared, "", *tail, *foot])
 
 
 def heading_text(report: ScalingReport, *, cpu_run: bool) -> str:
@@ -97,7 +99,7 @@ def whatif_lines(
         ]
         for row in rows
     ]
-    _add_optional(columns, cells, rows)
+    add_optional(columns, cells, rows)
     columns.append(Column(title="limited by", left=True, least=16))
     for line, row in zip(cells, rows, strict=True):
         line.append(_cause_text(row, cpu_run=cpu_run))
@@ -121,50 +123,6 @@ def _step_cells(row: ScalingRow, report: ScalingReport, unit: str, factor: float
     if row.basis == "measured":
         return [step, "earlier" if "measured-earlier" in row.caveats else "measured"]
     return [step, f"{range_text(row.step_s, factor)} {_basis_text(row, report)}".rstrip()]
-
-
-def _add_optional(columns: list[Column], cells: list[list[str]], rows: list[ScalingRow]) -> None:
-    """Columns that only stand where some row knows their value; speed and efficiency always."""
-    extra = [
-        (
-            Column(title="epoch", give_up=1),
-            any(r.epoch_s for r in rows),
-            [format_seconds(r.epoch_s.mean if r.epoch_s else None) for r in rows],
-        ),
-        (Column(title="speed"), True, [_speed_text(r) for r in rows]),
-        (
-            Column(title="eff.", give_up=2),
-            True,
-            [format_fraction(r.efficiency_fraction) for r in rows],
-        ),
-        (
-            Column(title="cost", give_up=3),
-            any(r.cost_usd is not None for r in rows),
-            [format_usd(r.cost_usd) for r in rows],
-        ),
-        (
-            Column(title="energy", give_up=4),
-            any(r.energy_j is not None for r in rows),
-            [format_energy(r.energy_j) for r in rows],
-        ),
-    ]
-    for column, wanted, texts in extra:
-        if not wanted:
-            continue
-        columns.append(column)
-        for line, row, text in zip(cells, rows, texts, strict=True):
-            line.append("n/a" if row.fits is False else text)
-
-
-def _speed_text(row: ScalingRow) -> str:
-    if row.speedup is None:
-        return "n/a"
-    half = 0.0
-    if row.basis != "measured" and row.step_s.mean > 0:
-        half = row.speedup * (row.step_s.high - row.step_s.low) / 2 / row.step_s.mean
-    if row.speedup < 0.005:
-        return "<0.01x"
-    return f"{row.speedup:.{min(2, decimals_by_doubt(row.speedup, half / 2))}f}x"
 
 
 def _cause_text(row: ScalingRow, *, cpu_run: bool) -> str:
@@ -213,10 +171,32 @@ def advice_lines(
     left = left_text(report, phases_left_s=phases_left_s, whole_run=whole_run)
     if left:
         lines += wrap_text(left, style, indent="  ")
+    if report.limits is not None and not report.limits.within:
+        lines += wrap_text(report.limits.text, style, hang="  ")
+    lines += remedy_lines(report, style)
+    if with_notes:
+        for hint in report.hints:
+            lines += wrap_text(f"hint: {hint}", style, indent="  ", hang="    ")
     for key in report.caveats[:MAX_NOTES] if with_notes else ():
         note = f"note: {caveat_text(key, cpu_run=cpu_run)}"
         lines += wrap_text(note, style, indent="  ", hang="    ")
     return [*lines, *wrap_text(coverage_text(report) + run_hint, style, hang="  ")]
+
+
+def remedy_lines(report: ScalingReport, style: Style) -> list[str]:
+    """What would make the smallest and the largest count fit that do not."""
+    told = [row for row in report.rows if row.fits is False and row.remedy]
+    ends = [told[0], told[-1]] if len(told) > 1 else told
+    return [
+        line
+        for row in ends
+        for line in wrap_text(
+            f"{row.num_gpus} does not fit ({memory_text(row)}). {row.remedy}",
+            style,
+            indent="  ",
+            hang="    ",
+        )
+    ]
 
 
 def coverage_text(report: ScalingReport) -> str:

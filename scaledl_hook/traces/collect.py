@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from scaledl.errors import UsageError
+from scaledl.timeline.events import HostTable, KernelTable, Meaning, Role, meaning
 from scaledl.traces.naming import KINDS, Kind, communicates, dtype_bytes, op_of
 from scaledl.traces.pieces import Event
 from scaledl.units import printable
@@ -29,6 +30,8 @@ class Args(msgspec.Struct, frozen=True):
     group_size: Any = msgspec.field(name="Group size", default=None)
     input_dims: Any = msgspec.field(name="Input Dims", default=None)
     input_type: Any = msgspec.field(name="Input type", default=None)
+    sequence: Any = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Any = msgspec.field(name="Fwd thread id", default=None)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +101,8 @@ class Collector:
         self.comm: list[CommKernel] = []
         self.hints: list[Hint] = []
         self.launches = Launches()
+        self.host = HostTable()
+        self.kernels = KernelTable()
         self.gpu_ids: dict[Any, int] = {}
         self.is_ddp = self.is_fsdp = False
 
@@ -127,8 +132,12 @@ class Collector:
         name = event.name
         if not isinstance(name, str):
             raise self._wrong(event, f"the name {name!r}", "names are texts")
-        if kind == "host":
+        if kind in ("host", "range"):
             self._host(event, name)
+            self._place(event, meaning(name, is_range=kind == "range"))
+        elif kind == "python":
+            if name.startswith("nn.Module: "):
+                self._place(event, meaning(name))
         elif kind == "launch":
             if "Launch" in name:
                 self._launch(event)
@@ -148,11 +157,19 @@ class Collector:
         if gpu in self.gpu_ids or len(self.gpu_ids) < MAX_KEPT:
             self.gpu_ids[gpu] = self.gpu_ids.get(gpu, 0) + 1
         how = communicates(name)
+        args = _args(event)
+        launch, operator = _id(args.correlation), _id(args.external_id)
+        self.kernels.add(
+            _whole_ns(start),
+            _whole_ns(end),
+            launch=launch,
+            operator=-1 if operator == launch else operator,
+            is_comm=bool(how),
+        )
         if not how:
             self.compute.extend((start, end))
             return
         self._check_room(event, len(self.comm))
-        args = _args(event)
         told = _told(args, name)
         self.comm.append(
             CommKernel(
@@ -169,7 +186,28 @@ class Collector:
         correlation = _whole(_args(event).correlation)
         if correlation is not None:
             self._check_room(event, len(self.launches.threads))
-            self.launches.add(correlation, self._span(event)[0], str(event.tid))
+            start, end = self._span(event)
+            thread = str(event.tid)
+            self.launches.add(correlation, start, thread)
+            what, own_id = Meaning(Role.LAUNCH), _id(correlation)
+            self.host.add(what, _whole_ns(start), _whole_ns(end), thread, own_id=own_id)
+
+    def _place(self, event: Event, what: Meaning) -> None:
+        """Keep what tells whose work runs inside; most operators tell nothing."""
+        has_number = b"Sequence number" in bytes(event.args)
+        if what.role == Role.IGNORED or (what.role == Role.OPERATOR and not has_number):
+            return
+        start, end = self._span(event)
+        args = _args(event) if has_number else Args()
+        self.host.add(
+            what,
+            _whole_ns(start),
+            _whole_ns(end),
+            str(event.tid),
+            sequence=_id(args.sequence),
+            forward_thread=max(0, _id(args.forward_thread)),
+            own_id=_id(args.external_id),
+        )
 
     def _host(self, event: Event, name: str) -> None:
         self._check_room(event, max(len(self.steps), len(self.optimizers)))
@@ -248,6 +286,16 @@ def _args(event: Event) -> Args:
 def _whole(value: Any) -> int | None:
     is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62
     return value if is_whole else None
+
+
+def _id(value: Any) -> int:
+    """A number that events know each other by; -1 where there is none."""
+    number = _whole(value)
+    return number if number is not None and number >= 0 else -1
+
+
+def _whole_ns(time_us: float) -> int:
+    return round(time_us * 1000)
 
 
 def _told(args: Args, name: str) -> Told:

@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-Kind = Literal["kernel", "memory", "gpu-mark", "launch", "host"]
+Kind = Literal["kernel", "memory", "gpu-mark", "launch", "host", "range", "python"]
 
 # torch 1.8 and 1.9 wrote Operator, Kernel, Runtime, Memcpy, Memset.
 KINDS: dict[str, Kind] = {
@@ -19,8 +19,9 @@ KINDS: dict[str, Kind] = {
     "hip_runtime": "launch",
     "runtime": "launch",
     "cpu_op": "host",
-    "user_annotation": "host",
+    "user_annotation": "range",
     "operator": "host",
+    "python_function": "python",
 }
 
 # The first that occurs wins, so longer names stand before their parts.

@@ -10,12 +10,14 @@ import numpy as np
 from scaledl.errors import UsageError
 from scaledl.intervals import Spans, overlap, total, union
 from scaledl.records import (
+    KernelTimes,
     Strategy,
     TraceCollective,
     TraceComm,
     TraceMark,
     TraceSummary,
 )
+from scaledl.timeline.kernels import NS, Attribution, attribute, layer_timings
 from scaledl.traces.collect import Collector, Told
 from scaledl.traces.matching import announced, tell
 from scaledl.traces.pieces import TraceFile
@@ -58,6 +60,7 @@ def _summary(file: TraceFile, seen: Collector) -> TraceSummary:
     waits = union(_spans(seen.input))
     info = file.distributed_info if isinstance(file.distributed_info, dict) else {}
     told = tell(seen.comm, seen.hints, seen.launches)
+    attribution = attribute(seen.host, seen.kernels)
     steps, gpu_steps = _marks(seen, seen.steps), _marks(seen, seen.gpu_steps)
     optimizers = tuple(sorted((t - seen.first_us) * _US for t in seen.optimizers))
     times_s, source = step_times(steps, gpu_steps, optimizers)
@@ -80,13 +83,14 @@ def _summary(file: TraceFile, seen: Collector) -> TraceSummary:
         comm=_comm(np.concatenate((nccl, other)), compute),
         gpu_busy_s=total(busy) * _US,
         input_wait_s=(total(waits) - overlap(waits, busy)) * _US if len(busy) else 0.0,
-        collectives=_collectives(seen, told),
+        collectives=_collectives(seen, told, attribution.owners),
         announced=tuple(
             _collective(seen, hint.told, hint.start_us, hint.end_us - hint.start_us, by_name=True)
             for hint in announced(seen.hints)
         ),
         num_events=seen.num_events,
         unpacked_bytes=file.unpacked_bytes,
+        kernels=_kernel_times(attribution) if len(seen.kernels) else None,
     )
 
 
@@ -119,16 +123,26 @@ def _marks(seen: Collector, flat: "array[float]") -> tuple[TraceMark, ...]:
     )
 
 
-def _collectives(seen: Collector, told: Sequence[Told]) -> tuple[TraceCollective, ...]:
+def _collectives(
+    seen: Collector, told: Sequence[Told], owners: Sequence[str]
+) -> tuple[TraceCollective, ...]:
     found = [
-        _collective(seen, what, kernel.start_us, kernel.duration_us, by_name=kernel.by_name)
-        for kernel, what in zip(seen.comm, told, strict=True)
+        _collective(
+            seen, what, kernel.start_us, kernel.duration_us, by_name=kernel.by_name, owner=owner
+        )
+        for kernel, what, owner in zip(seen.comm, told, owners, strict=True)
     ]
     return tuple(sorted(found, key=lambda c: c.start_s))
 
 
 def _collective(
-    seen: Collector, told: Told, start_us: float, duration_us: float, *, by_name: bool
+    seen: Collector,
+    told: Told,
+    start_us: float,
+    duration_us: float,
+    *,
+    by_name: bool,
+    owner: str = "",
 ) -> TraceCollective:
     return TraceCollective(
         op=told.op,
@@ -137,6 +151,21 @@ def _collective(
         num_bytes=told.num_bytes,
         group_size=told.group_size,
         by_name=by_name,
+        owner=owner,
+    )
+
+
+def _kernel_times(found: Attribution) -> KernelTimes:
+    return KernelTimes(
+        basis=found.basis,
+        layers=layer_timings(found),
+        outside_forward_s=found.outside_forward_ns * NS,
+        outside_backward_s=found.outside_backward_ns * NS,
+        optimizer_s=found.optimizer_ns * NS,
+        comm_s=found.comm_ns * NS,
+        unlinked_s=found.unlinked_ns * NS,
+        total_s=found.total_ns * NS,
+        union_s=found.union_ns * NS,
     )
 
 

@@ -2,7 +2,7 @@
 
 import psutil
 
-from scaledl.records import DeviceSample
+from scaledl.records import DeviceSample, GpuLinks
 
 
 class CpuDevice:
@@ -23,6 +23,9 @@ class CpuDevice:
         return DeviceSample(
             at_s=at_s, device=self.name, memory_bytes=memory, utilization_fraction=used
         )
+
+    def links(self) -> GpuLinks | None:
+        return None
 
     def close(self) -> None:
         return

@@ -1,57 +1,75 @@
 """One NVIDIA GPU through NVML (module ``pynvml``, package ``nvidia-ml-py``).
 
-Each query is tried on its own: one that the driver does not support is off from then on and reads
-as n/a; any other failure is tried again a few times first. Nothing here creates a CUDA context.
+Nothing here creates a CUDA context, starts a process or touches a card's memory. A query the
+binding or the driver does not know is off like one the card does not have.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from scaledl.capture.devices.base import Device, NullDevice
-from scaledl.records import DeviceSample
+from scaledl.capture.devices.base import Device, Failure, NullDevice, Queries, Tell
+from scaledl.capture.devices.identity import NoCardError, find_card, text_of
+from scaledl.capture.devices.wiring import read_links
+from scaledl.records import DeviceSample, GpuLinks
 
-_MAX_FAILURES = 3
+# Bits of nvmlClocksEventReason*, the most telling first. Idle (1) and clocks set by the user (2,
+# 0x100) are no throttling. The general slowdown (8) comes alone on older drivers.
 _THROTTLE = (
-    ("nvmlClocksThrottleReasonHwThermalSlowdown", 0x40, "temperature"),
-    ("nvmlClocksThrottleReasonSwThermalSlowdown", 0x20, "temperature"),
-    ("nvmlClocksThrottleReasonHwPowerBrakeSlowdown", 0x80, "power brake"),
-    ("nvmlClocksThrottleReasonSwPowerCap", 0x4, "power cap"),
+    (0x40, "temperature"),
+    (0x20, "temperature"),
+    (0x80, "power brake"),
+    (0x08, "hardware slowdown"),
+    (0x04, "power cap"),
 )
+_ABSENT = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch", "VgpuEccNotSupported")
+_LOST = ("GpuIsLost", "ResetRequired", "GpuNotFound")
+_SM_CLOCK, _DIE, _UNCORRECTED, _SINCE_BOOT, _PCIE_TX, _PCIE_RX = 1, 0, 1, 0, 0, 1
+_NVLINK_DATA_TX, _NVLINK_DATA_RX, _ALL_LINKS = 138, 139, 0xFFFFFFFF
 
 
 class NvidiaDevice:
-    """Reads one GPU by its UUID, so that CUDA's and NVML's different orders do not matter."""
+    """Reads one GPU, or of a MIG slice the memory, which alone is its own."""
 
-    def __init__(self, nvml: Any, handle: Any, name: str, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, nvml: Any, handle: Any, name: str, is_slice: bool, tell: Tell) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._on_lost = on_lost
-        self._failures: dict[str, int] = {}
+        self._is_slice = is_slice
+        self._tell = tell
+        self._queries = Queries(name, failure_of, tell)
+        self._first_errors: int | None = None
+        self._told_errors = False
         self.name = name
 
     def read(self, at_s: float) -> DeviceSample | None:
-        nvml, h = self._nvml, self._handle
-        power_mw = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(h))
-        energy_mj = self._ask("energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(h))
-        sm_mhz = self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(h, 1))  # 1: SM
-        sample = DeviceSample(
-            at_s=at_s,
-            device=self.name,
-            power_w=_scaled(power_mw, 1e-3),
-            energy_j=_scaled(energy_mj, 1e-3),
-            temperature_c=_scaled(
-                self._ask("temperature", lambda: nvml.nvmlDeviceGetTemperature(h, 0)), 1.0
-            ),
-            sm_hz=_scaled(sm_mhz, 1e6),
-            memory_bytes=_scaled(
-                self._ask("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(h).used), 1.0
-            ),
-            utilization_fraction=_scaled(
-                self._ask("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(h).gpu), 1e-2
-            ),
-            throttled=self._throttle(),
-        )
-        return sample
+        if self._queries.is_lost:
+            return None
+        nvml, h, ask = self._nvml, self._handle, self._queries.ask
+        memory = ask("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(h).used, 1.0)
+        if self._is_slice:
+            sample = DeviceSample(at_s=at_s, device=self.name, memory_bytes=memory)
+        else:
+            sample = DeviceSample(
+                at_s=at_s,
+                device=self.name,
+                memory_bytes=memory,
+                power_w=ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(h), 1e-3),
+                energy_j=ask("energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(h), 1e-3),
+                sm_hz=ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(h, _SM_CLOCK), 1e6),
+                temperature_c=ask(
+                    "temperature", lambda: nvml.nvmlDeviceGetTemperature(h, _DIE), 1.0
+                ),
+                utilization_fraction=ask(
+                    "utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(h).gpu, 1e-2
+                ),
+                throttled=self._throttle(),
+                **self._traffic(),
+                memory_errors=self._memory_errors(),
+            )
+        self._queries.end_reading()
+        return None if self._queries.is_lost else sample
+
+    def links(self) -> GpuLinks | None:
+        return None if self._is_slice else read_links(self._nvml, self._handle)
 
     def close(self) -> None:
         try:
@@ -59,37 +77,85 @@ class NvidiaDevice:
         except Exception:  # a lost driver cannot be shut down either; nothing is left to give back
             return
 
-    def _ask(self, what: str, query: Callable[[], Any]) -> Any:
-        if self._failures.get(what, 0) >= _MAX_FAILURES:
-            return None
-        try:
-            value = query()
-        except Exception as error:
-            unsupported = "NotSupported" in type(error).__name__
-            count = _MAX_FAILURES if unsupported else self._failures.get(what, 0) + 1
-            self._failures[what] = count
-            if count >= _MAX_FAILURES and not unsupported:
-                self._on_lost(
-                    f"{what} of {self.name} unreadable ({error}); it is n/a from here on. "
-                    "Training continues."
-                )
-            return None
-        self._failures.pop(what, None)
-        return value
+    def _traffic(self) -> dict[str, Any]:
+        """PCIe in bytes a second (NVML: KB over 20 ms), NVLink as counters (NVML: KiB)."""
+        nvml, h, ask = self._nvml, self._handle, self._queries.ask
+        tx = ask("PCIe sent", lambda: nvml.nvmlDeviceGetPcieThroughput(h, _PCIE_TX), 1e3)
+        rx = ask("PCIe received", lambda: nvml.nvmlDeviceGetPcieThroughput(h, _PCIE_RX), 1e3)
+        return {
+            "pcie_tx_bytes_per_s": tx,
+            "pcie_rx_bytes_per_s": rx,
+            "pcie_generation": ask(
+                "PCIe generation", lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(h)
+            ),
+            "pcie_width": ask("PCIe width", lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(h)),
+            "nvlink_tx_bytes": ask("NVLink sent", lambda: self._field(_NVLINK_DATA_TX), 1024.0),
+            "nvlink_rx_bytes": ask("NVLink received", lambda: self._field(_NVLINK_DATA_RX), 1024.0),
+        }
+
+    def _field(self, field: int) -> int:
+        (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS)])
+        if value.nvmlReturn != 0:
+            raise self._nvml.NVMLError(value.nvmlReturn)
+        return int(value.value.ullVal)
 
     def _throttle(self) -> str | None:
         nvml, h = self._nvml, self._handle
-        mask = self._ask("throttle", lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(h))
-        if not isinstance(mask, int):
+
+        def mask() -> int:
+            new = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+            try:
+                if new is not None:
+                    return int(new(h))
+            except Exception as error:
+                if failure_of(error) != "absent":
+                    raise
+            return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(h))  # before driver 535
+
+        bits = self._queries.ask("throttle", mask)
+        if bits is None:
             return None
-        for attribute, default, reason in _THROTTLE:
-            if mask & getattr(nvml, attribute, default):
-                return reason
-        return ""
+        return next((reason for bit, reason in _THROTTLE if bits & bit), "")
+
+    def _memory_errors(self) -> int | None:
+        nvml, h = self._nvml, self._handle
+        count: int | None = self._queries.ask(
+            "memory errors",
+            lambda: int(nvml.nvmlDeviceGetTotalEccErrors(h, _UNCORRECTED, _SINCE_BOOT)),
+        )
+        if count is not None and self._first_errors is None:
+            self._first_errors = count
+        rose = count is not None and self._first_errors is not None and count > self._first_errors
+        if rose and not self._told_errors:
+            self._told_errors = True
+            self._tell(
+                f"uncorrected memory errors (ECC) of {self.name} rose from {self._first_errors} to "
+                f"{count} during the run: results may be wrong. Have this card checked."
+            )
+        return count
 
 
-def open_nvidia(uuid: str, on_lost: Callable[[str], None]) -> Device:
-    """The GPU with this UUID, or a :class:`NullDevice` that says why there is none."""
+def failure_of(error: Exception) -> Failure:
+    """What an error of the binding means for the query that met it."""
+    name = type(error).__name__
+    if isinstance(error, AttributeError) or name.endswith(_ABSENT):
+        return "absent"
+    if name.endswith("NoPermission"):
+        return "denied"
+    return "lost" if name.endswith(_LOST) else "failed"
+
+
+def open_nvidia(
+    uuid: str, tell: Tell, *, index: int = 0, environ: Mapping[str, str] | None = None
+) -> Device:
+    """The GPU with this UUID, or a :class:`NullDevice` that says why there is none.
+
+    Args:
+        uuid: As CUDA tells it, with or without ``GPU-`` or ``MIG-``; empty where it does not.
+        tell: Takes what a user should hear.
+        index: CUDA's number of the device, used with ``environ`` where the UUID is not enough.
+        environ: ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are read from it.
+    """
     try:
         import pynvml as nvml
     except Exception as error:  # a broken optional module may raise anything at import
@@ -107,14 +173,14 @@ def open_nvidia(uuid: str, on_lost: Callable[[str], None]) -> Device:
             "Times and forecasts still work."
         )
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        name = nvml.nvmlDeviceGetName(handle)
-        name = name.decode() if isinstance(name, bytes) else str(name)
+        card = find_card(nvml, uuid, index, environ or {})
+        name = text_of(nvml.nvmlDeviceGetName(card.handle))
     except Exception as error:
         nvml.nvmlShutdown()
-        return NullDevice(f"NVML does not know this GPU ({error}): its readings are off.")
-    return NvidiaDevice(nvml, handle, name, on_lost)
-
-
-def _scaled(value: Any, factor: float) -> float | None:
-    return None if value is None else float(value) * factor
+        reason = (
+            str(error) if isinstance(error, NoCardError) else f"NVML does not know it ({error})"
+        )
+        return NullDevice(f"this GPU: {reason}, its readings are off.")
+    if card.is_slice:
+        tell(f"slice {name}: memory is its own; power and energy are the whole card's, so n/a.")
+    return NvidiaDevice(nvml, card.handle, name, card.is_slice, tell)

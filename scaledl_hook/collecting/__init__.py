@@ -1,0 +1,1 @@
+"""Real training steps of many small configurations, measured on this machine."""
