@@ -8,7 +8,8 @@ duration less the time passed. Steady and scheduled runs (column ``schedule``) a
 so are runs logged by step and by epoch, the hard third (by the cumulative mean's error), both
 halves of the families (constants are set on ``dev`` alone) and processes that resume a run.
 One step of the estimator is one logging interval of the run. Lasting changes of the pace and
-schedules whose plan is given come from made-up streams, where the truth is known.
+schedules whose plan is given, or whose sizes the loader shows, come from made-up streams, where the
+truth is known.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from eta_bars import bars_of
 from eta_baselines import BASELINES
 from eta_recordings import read_runs
 from eta_scores import OURS, Jumps, Row, Score, count_jumps, score_resumed, score_run, summarise
+from eta_sized import sized_bars, sized_rows
 from eta_streams import change_rows, plan_rows, stream_bars
 
 
@@ -73,12 +75,13 @@ def print_table(rows: list[Row]) -> None:
 
 
 def print_streams(rows: list[Row]) -> None:
-    print(f"\n{'made-up streams':45}   n  estimator        mean %  worst %")
+    print(f"\n{'made-up streams':62}   n  estimator                 mean %  worst %  inside")
     for row in rows:
         errors = [100 * float(str(row[k])) for k in ("mean_error", "worst_error")]
+        held = f"  {row['coverage']:6.2f}" if "coverage" in row else ""
         print(
-            f"{str(row['runs'])[10:]:45} {row['n']:3}  {row['estimator']:15}"
-            f"{errors[0]:8.1f}{errors[1]:9.1f}"
+            f"{str(row['runs'])[10:]:62} {row['n']:3}  {row['estimator']:24}"
+            f"{errors[0]:8.1f}{errors[1]:9.1f}{held}"
         )
 
 
@@ -112,16 +115,16 @@ def main() -> None:
     if args.each:
         print_each([*scores, *resumed])
     print_table(rows)
-    changes, plans = change_rows(), plan_rows()
-    print_streams([*changes, *plans])
-    bars = [*bars_of(rows, scores, jumps), *stream_bars(changes, plans)]
+    changes, plans, sized = change_rows(), plan_rows(), sized_rows()
+    print_streams([*changes, *plans, *sized])
+    bars = [*bars_of(rows, scores, jumps), *stream_bars(changes, plans), *sized_bars(sized)]
     print()
     for bar in bars:
         print(
             f"{'holds ' if bar['holds'] else 'MISSED'} {bar['value']:7.3f} ({bar['limit']}) "
             f"{bar['name']}"
         )
-    rows += [*jump_rows(jumps), *changes, *plans]
+    rows += [*jump_rows(jumps), *changes, *plans, *sized]
     if args.json:
         print(json.dumps({"benchmark": "eta_accuracy", "results": rows, "bars": bars}))
 

@@ -4,8 +4,10 @@
 
 DIR holds ``<trace>.json.gz``; CSV has one line a trace with the column ``trace`` and, in
 milliseconds, those of ``CELLS``. A value within 1 % or 1 microsecond is right; cells that the
-reference leaves empty are not scored. Each file is read in a process of its own: ``read_s`` is the
-time of reading, ``peak_mb`` the memory it took beyond what the imports take.
+reference leaves empty are not scored. A second table tells how much kernel time found who caused
+it, in percent, and by how much all parts together miss the total (``check_ns``). Each file is read
+in a process of its own: ``read_s`` is the time of reading, ``peak_mb`` the memory it took beyond
+what the imports take.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from typing import Any
 import common
 from trace_baselines import read_naive
 
-from scaledl.records import TraceSummary
+from scaledl.records import KernelTimes, TraceSummary
 from scaledl.traces.summary import read_trace
 
 CELLS = (
@@ -78,8 +80,31 @@ def read_one(path: Path, reader: str) -> dict[str, Any]:
             "other_kernels": trace.comm.num_kernels - trace.nccl.num_kernels,
             "comm_union_ms": trace.comm.union_s * 1e3,
             "comm_exposed_ms": trace.comm.exposed_s * 1e3,
+            "booked": _booked(trace.kernels),
         }
     return answer | {"figures": found}
+
+
+def _booked(kernels: KernelTimes | None) -> dict[str, Any] | None:
+    """Shares of the kernel time, in percent, and how far the parts miss the total."""
+    if kernels is None or not kernels.total_s:
+        return None
+    passes = ("forward_s", "backward_s", "recompute_s")
+    shares = {p: sum(getattr(layer, p) or 0.0 for layer in kernels.layers) for p in passes}
+    shares |= {
+        "outside_s": kernels.outside_forward_s + kernels.outside_backward_s,
+        "optimizer_s": kernels.optimizer_s,
+        "comm_s": kernels.comm_s,
+        "unlinked_s": kernels.unlinked_s,
+    }
+    percent = {key[:-2]: 100 * value / kernels.total_s for key, value in shares.items()}
+    return {
+        "basis": kernels.basis,
+        "layers": len(kernels.layers),
+        "kernel_ms": kernels.total_s * 1e3,
+        **percent,
+        "check_ns": (sum(shares.values()) - kernels.total_s) * 1e9,
+    }
 
 
 def in_child(path: Path, reader: str) -> dict[str, Any]:
@@ -148,13 +173,17 @@ def report(folder: Path, rows: list[dict[str, str]], *, as_json: bool) -> None:
                 "other_kernels": ours["other_kernels"],
                 "comm_union_ms": ours["comm_union_ms"],
                 "comm_exposed_ms": ours["comm_exposed_ms"],
+                **{f"booked_{key}": value for key, value in (ours["booked"] or {}).items()},
             }
         )
     if not results:
         print(f"no trace of the reference lies in {folder}")
         return
-    print(common.table(results, [key for key in results[0] if not key.startswith("comm_")]))
+    hidden = ("comm_", "booked_")
+    print(common.table(results, [key for key in results[0] if not key.startswith(hidden)]))
     _print_others(results)
+    booked = [row for row in results if "booked_basis" in row]
+    _print_booked(booked)
     wrong = [cell for cell in cells["scaledl"] if not cell["right"]]
     if wrong:
         print("\ncells that differ:")
@@ -163,9 +192,27 @@ def report(folder: Path, rows: list[dict[str, str]], *, as_json: bool) -> None:
         print(f"{reader}: {_right(cells[reader])} of {len(cells[reader])} cells right")
     bars = [
         common.below("cells off by over 1 % and 1 us", float(len(wrong)), 0.0),
+        common.below("parts of the kernel time against it, ns", _most_off(booked), 1.0),
+        common.below("kernel time of traces with modules that found none, %", _lost(booked), 1.0),
         common.below("most memory of a reading, MB", max(r["peak_mb"] for r in results), 64.0),
     ]
     common.finish("trace_accuracy", results, bars, common.machine(), as_json=as_json)
+
+
+def _print_booked(rows: list[dict[str, Any]]) -> None:
+    print("\nkernel time by who caused it, percent of the sum over streams:")
+    plain = [{key.removeprefix("booked_"): value for key, value in row.items()} for row in rows]
+    columns = ["trace", *(key.removeprefix("booked_") for key in rows[0] if "booked_" in key)]
+    print(common.table(plain, columns) + "\n")
+
+
+def _most_off(rows: list[dict[str, Any]]) -> float:
+    return max((abs(row["booked_check_ns"]) for row in rows), default=0.0)
+
+
+def _lost(rows: list[dict[str, Any]]) -> float:
+    """Of kernels whose launch is in the trace; those launched before it began cannot be told."""
+    return max((r["booked_outside"] for r in rows if r["booked_basis"] == "modules"), default=0.0)
 
 
 def _right(cells: list[dict[str, Any]]) -> int:

@@ -6,6 +6,7 @@ from common import Bar, below
 from whatif_scores import Record, Score, macro_mean, ratio_interval
 
 OURS, OURS_LINKED = "scaledl", "scaledl, link known"
+OURS_NEW, OURS_BARE = "scaledl, new cluster", "scaledl, no experience"
 IN_SAMPLE_CLUSTERS = ("aws-g4dn",)
 WORSE_BY = 0.01
 FLOOR_LIMIT, FLOOR_FACTOR = 0.08, 1.3
@@ -15,6 +16,11 @@ LINK_KNOWN_LIMIT = 0.20
 def best_baseline(cells: Sequence[Record], baselines: Sequence[str]) -> str:
     """The single baseline with the lowest macro mean over the cells."""
     return min(baselines, key=lambda name: macro_mean(cells, name) or 0.0)
+
+
+def on_grid(cells: Sequence[Record]) -> list[Record]:
+    """The cells of tables with all layouts: of a ladder single clusters have too few models."""
+    return [c for c in cells if c["scope"] in ("dense", "all")]
 
 
 def bars_of(
@@ -29,9 +35,10 @@ def bars_of(
     return [
         *_overall(scores, cells, rival),
         _no_harm(cells, rival),
-        *_near_floor(cells, floors),
+        *_near_floor(on_grid(cells), floors),
         *_single_count(cells),
-        *_first_crossing(cells, baselines),
+        *_first_crossing(on_grid(cells), baselines),
+        *_sharded(cells, baselines),
         *_intervals(intervals, f"{rival}, conformal"),
     ]
 
@@ -83,6 +90,7 @@ def _near_floor(cells: Sequence[Record], floors: dict[str, float | None]) -> lis
 def _single_count(cells: Sequence[Record]) -> list[Bar]:
     mine = [c for c in cells if c["group"] == "single count"]
     bars = [below("d: single count, over hold and pollux", _ratio(mine, OURS, RIVALS), 0.8)]
+    mine = on_grid(mine)
     for cluster in sorted({c["cluster"] for c in mine}):
         own = [c for c in mine if c["cluster"] == cluster]
         bars.append(below(f"d: single count, {cluster}", _ratio(own, OURS, RIVALS), 0.8))
@@ -104,6 +112,13 @@ def _first_crossing(cells: Sequence[Record], baselines: Sequence[str]) -> list[B
             value = _ratio(own, OURS, baselines)
             bars.append(below(f"e: first crossing over best baseline, {cluster}", value, 0.8))
     return bars
+
+
+def _sharded(cells: Sequence[Record], baselines: Sequence[str]) -> list[Bar]:
+    own = [c for c in cells if c["scope"] == "fsdp"]
+    if not own:
+        return []
+    return [below("g: FSDP over best baseline", _ratio(own, OURS, baselines), 0.8)]
 
 
 def _intervals(rows: Sequence[Record], rival: str) -> list[Bar]:

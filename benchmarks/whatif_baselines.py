@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-from whatif_data import Row
+from whatif_data import Row, comparable, exposed_s
 from whatif_pollux import fit_pollux
 
 Rule = Callable[[Row], float]
@@ -21,26 +21,31 @@ FloatArray = NDArray[np.float64]
 def hold(seen: Sequence[Row]) -> Rule:
     """The mean step at the largest count seen with that batch.
 
-    Rows that cross nodes as the asked one does go first.
+    Rows that cross nodes as the asked one does go first. A batch never seen takes as many times as
+    long as it is larger: the rate of a GPU holds.
     """
 
     def predict(row: Row) -> float:
-        mates = [r for r in seen if r.batch == row.batch]
+        mates = comparable(seen, row)
         top = max(r.num_gpus for r in mates)
         last = [r for r in mates if r.num_gpus == top]
         alike = [r for r in last if r.crosses == row.crosses]
-        return statistics.fmean(r.step_s for r in alike or last)
+        return statistics.fmean(r.step_s / r.batch for r in alike or last) * row.batch
 
     return predict
 
 
 def ideal(seen: Sequence[Row]) -> Rule:
-    """The step of 1 GPU; where none was seen, the step less exposed communication."""
+    """The step of 1 GPU; where none was seen, the step less exposed communication.
+
+    By the sample, as ``hold``, where the batch was never seen.
+    """
 
     def predict(row: Row) -> float:
-        mates = [r for r in seen if r.batch == row.batch]
-        alone = [r.step_s for r in mates if r.num_gpus == 1]
-        return statistics.fmean(alone or [r.step_s - r.sync_s for r in mates])
+        mates = comparable(seen, row)
+        alone = [r.step_s / r.batch for r in mates if r.num_gpus == 1]
+        busy = [(r.step_s - exposed_s(r, seen)) / r.batch for r in mates]
+        return statistics.fmean(alone or busy) * row.batch
 
     return predict
 
@@ -84,7 +89,7 @@ def pollux(seen: Sequence[Row]) -> Rule:
         np.array([r.num_gpus for r in seen]),
         np.array([r.batch for r in seen], dtype=np.float64),
         np.array([r.step_s for r in seen]),
-        np.array([r.sync_s for r in seen]),
+        np.array([exposed_s(r, seen) for r in seen]),
     )
     return lambda row: fitted.step_s(row.num_nodes, row.num_gpus, row.batch)
 

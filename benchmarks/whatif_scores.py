@@ -82,6 +82,30 @@ def cell_rows(scores: Sequence[Score], names: Sequence[str]) -> list[Record]:
     return rows
 
 
+def model_rows(scores: Sequence[Score], names: Sequence[str]) -> list[Record]:
+    """Two rows a scope, regime and group: mean and median over models of their MRE, in %.
+
+    A model counts as one, whatever the clusters it was measured on.
+    """
+    groups: dict[tuple[str, str, str], list[Score]] = {}
+    for s in scores:
+        groups.setdefault((s.scope, s.regime, s.group), []).append(s)
+    rows = []
+    for (scope, regime, group), mine in sorted(groups.items()):
+        errors = {name: list(errors_by_model(mine, name).values()) for name in names}
+        for label, middle in (("mean", statistics.fmean), ("median", statistics.median)):
+            row: Record = {
+                "kind": "models",
+                "scope": scope,
+                "regime": regime,
+                "group": group,
+                "over models": label,
+                "num_models": len(next(iter(errors.values()))),
+            }
+            rows.append(row | {name: 100 * middle(values) for name, values in errors.items()})
+    return rows
+
+
 def task_rows(scores: Sequence[Score], names: Sequence[str]) -> list[Record]:
     """One row a scope, task, regime and cluster; a column a forecaster: mean over models, in %."""
     groups: dict[tuple[str, str, str, str], list[Score]] = {}
