@@ -19,7 +19,10 @@ class FakeClock:
 
 
 class NVMLError(Exception):
-    """As in nvidia-ml-py: the base of the driver's errors."""
+    """As in nvidia-ml-py: the base of the driver's errors; a number makes the class of it."""
+
+    def __new__(cls, value: int | None = None) -> "NVMLError":
+        return super().__new__({3: NVMLError_NotSupported}.get(value or 0, cls))
 
 
 class NVMLError_NotSupported(NVMLError):
@@ -32,6 +35,21 @@ class NVMLError_NotSupported(NVMLError):
 class NVMLError_Unknown(NVMLError):
     def __str__(self) -> str:
         return "Unknown Error"
+
+
+class NVMLError_NoPermission(NVMLError):
+    def __str__(self) -> str:
+        return "Insufficient Permissions"
+
+
+class NVMLError_GpuIsLost(NVMLError):
+    def __str__(self) -> str:
+        return "GPU is lost"
+
+
+class NVMLError_FunctionNotFound(NVMLError):
+    def __str__(self) -> str:
+        return "Function Not Found"
 
 
 class NVMLError_NotFound(NVMLError):
@@ -48,6 +66,13 @@ QUERIES = {
     "memory": "nvmlDeviceGetMemoryInfo",
     "utilization": "nvmlDeviceGetUtilizationRates",
     "throttle": "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "pcie": "nvmlDeviceGetPcieThroughput",
+    "pcie generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "max pcie generation": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "max pcie width": "nvmlDeviceGetMaxPcieLinkWidth",
+    "memory errors": "nvmlDeviceGetTotalEccErrors",
+    "mig": "nvmlDeviceGetMigMode",
 }
 
 
@@ -65,9 +90,23 @@ class FakeGpu:
             "memory": 40 * 2**30,
             "utilization": 97,
             "throttle": 0,
+            "pcie": 2_000,  # KB/s
+            "pcie generation": 4,
+            "pcie width": 16,
+            "max pcie generation": 4,
+            "max pcie width": 16,
+            "memory errors": 0,
+            "mig": [0, 0],
             **readings,
         }
+        self.slices: dict[int, FakeGpu] = {}  # by NVML's number, which may have gaps
+        self.instances = (0, 0)
+        self.links: list[Any] = []  # of NVLink: the card at the other end, or "switch"
+        self.link_version, self.link_mb_per_s, self.link_kib = 6, 25_000, 5_000
+        self.bus, self.socket = 0, 0
         self.unsupported: set[str] = set()
+        self.denied: set[str] = set()
+        self.lost_from: int | None = None  # which call of any kind finds it gone
         self.failing: dict[str, Callable[[int], bool]] = {}
         self.num_calls: dict[str, int] = {}
 
@@ -78,8 +117,12 @@ class FakeGpu:
 
     def ask(self, query: str) -> Any:
         call = self.num_calls[query] = self.num_calls.get(query, 0) + 1
+        if self.lost_from is not None and sum(self.num_calls.values()) >= self.lost_from:
+            raise NVMLError_GpuIsLost
         if query in self.unsupported:
             raise NVMLError_NotSupported
+        if query in self.denied:
+            raise NVMLError_NoPermission
         if self.failing.get(query, lambda call: False)(call):
             raise NVMLError_Unknown
         return self.readings[query]
@@ -96,6 +139,8 @@ class FakeNvml(ModuleType):
     def __init__(self, gpus: Sequence[FakeGpu], *, init_error: Exception | None = None) -> None:
         super().__init__("pynvml")
         self.gpus = list(gpus)
+        for number, gpu in enumerate(self.gpus):
+            gpu.bus = gpu.bus or number + 1
         self.num_open = 0
         self._init_error = init_error
         self._nvmlGetFunctionPointer = lambda name: None
@@ -120,13 +165,59 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> FakeGpu:
         wanted = uuid.decode() if isinstance(uuid, bytes) else uuid
-        for gpu in self.gpus:
+        for gpu in [*self.gpus, *(piece for g in self.gpus for piece in g.slices.values())]:
             if gpu.uuid == wanted:
                 return gpu
         raise NVMLError_NotFound
 
     def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
         return gpu.name
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        return gpu.uuid
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
+        if index not in gpu.slices:
+            raise NVMLError_NotFound
+        return gpu.slices[index]
+
+    def nvmlDeviceGetGpuInstanceId(self, gpu: FakeGpu) -> int:
+        return gpu.instances[0]
+
+    def nvmlDeviceGetComputeInstanceId(self, gpu: FakeGpu) -> int:
+        return gpu.instances[1]
+
+    def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> _Field:
+        return _Field(domain=0, bus=gpu.bus, device=0)
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: FakeGpu, two: FakeGpu) -> int:
+        return 0 if one is two else 50 if one.socket != two.socket else 30
+
+    def nvmlDeviceGetNvLinkState(self, gpu: FakeGpu, link: int) -> int:
+        if not gpu.links:
+            raise NVMLError_NotSupported
+        return int(link < len(gpu.links))
+
+    def nvmlDeviceGetNvLinkVersion(self, gpu: FakeGpu, link: int) -> int:
+        return gpu.link_version
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, gpu: FakeGpu, link: int) -> int:
+        return 2 if gpu.links[link] == "switch" else 0
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu: FakeGpu, link: int) -> _Field:
+        return self.nvmlDeviceGetPciInfo(gpu.links[link])
+
+    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fields: Sequence[Any]) -> list[_Field]:
+        known = {90: gpu.link_mb_per_s, 138: gpu.link_kib, 139: gpu.link_kib}
+        found = []
+        for field in fields:
+            number = known[field[0] if isinstance(field, tuple) else field]
+            value = _Field(ullVal=number, uiVal=number)
+            found.append(_Field(nvmlReturn=0 if gpu.links else 3, value=value))
+        return found
 
     @staticmethod
     def _query(short: str) -> Callable[..., Any]:

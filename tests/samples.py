@@ -123,6 +123,7 @@ def scaling_row(
         cost_usd=hours * 2.49 if priced else None,
         energy_j=hours * 3.6e6 * 0.55 if priced else None,
         gpu_hours=hours,
+        remaining_usd=hours * 29 * 2.49 if priced else None,
         fits=fits,
         caveats=tuple(caveats),
     )

@@ -20,7 +20,7 @@ import scaledl
 from scaledl import limit
 from scaledl.arguments import MOST_EPOCHS, MOST_STEPS, gpu_counts, seen_text
 from scaledl.config import OPTIONS, SWITCHES, TrackConfig
-from scaledl.errors import UsageError
+from scaledl.errors import UsageError, is_strict
 from scaledl.past import open_run
 from scaledl.query import build_query
 from scaledl.records import LinkSpec, Note
@@ -41,7 +41,9 @@ class Rude:
 # --- numbers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["epochs", "steps_per_epoch", "total_steps", "tokens"])
+@pytest.mark.parametrize(
+    "name", ["epochs", "steps_per_epoch", "total_steps", "total_samples", "total_tokens", "tokens"]
+)
 @pytest.mark.parametrize(
     "value",
     [10**400, 10**5000, 2**53, 3.0, np.float64(3), np.array([3]), Fraction(3), "3", b"3", True,
@@ -499,3 +501,12 @@ def test_a_state_is_copied_and_none_is_no_state(learned: dict[str, Any], tmp_pat
     with run:
         steps(run._model, make_loader(4))
         assert run.state_dict()["eta"]["steps"]["num_steps"] >= 60
+
+
+def test_strict_is_switched_off_by_any_word_for_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in ("", "0", "false", "No", " off "):
+        monkeypatch.setenv("SCALEDL_STRICT", word)
+        assert not is_strict(), word
+    for word in ("1", "true", "yes"):
+        monkeypatch.setenv("SCALEDL_STRICT", word)
+        assert is_strict(), word

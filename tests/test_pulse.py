@@ -11,7 +11,7 @@ from torch import nn
 
 import scaledl
 from scaledl.errors import UsageError
-from scaledl.pulse import SETTLED_STEPS, Pulse
+from scaledl.pulse import Pulse
 from scaledl.records import Progress, StepRecord
 
 TOTAL = 400
@@ -56,13 +56,15 @@ def test_E17_a_plan_of_step_costs_foretells_what_no_clock_can() -> None:
     assert blind < 0.7 * true_s
 
 
-def test_steps_wait_for_the_plan_until_the_length_is_settled() -> None:
+def test_a_plan_is_laid_anew_where_the_run_turns_out_longer() -> None:
     pulse = Pulse(lambda eta: None, doubled_at_half)
-    assert remaining_s(pulse, SETTLED_STEPS - 1) is None
-    pulse.add_steps([step_record(SETTLED_STEPS)], progress_at(SETTLED_STEPS))
-    pulse.beat(progress_at(SETTLED_STEPS), NOW_S)
+    for step in range(1, 101):  # accumulation is not seen at first: half as many steps
+        pulse.add_steps([step_record(step)], progress_at(step, TOTAL // 2 if step < 50 else TOTAL))
+    pulse.beat(progress_at(100), NOW_S)
     assert pulse.eta is not None
     assert pulse.eta.remaining_s is not None
+    true_s = sum(step_record(step).wall_s for step in range(101, TOTAL + 1))
+    assert pulse.eta.remaining_s.mean == pytest.approx(true_s, rel=0.02)
 
 
 def test_a_plan_for_a_run_of_unknown_length_is_left_out() -> None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import scaledl
 from scaledl.cli import main
+from scaledl.errors import StoreError
 from scaledl.records import Eta, RunInfo, ScalingReport
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
@@ -70,6 +71,7 @@ def stand_ins() -> dict[str, Any]:
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
         "DistributedDataParallel": lambda model, device_ids: DistributedDataParallel(model),
         "local_rank": 0,
+        "batch": torch.ones(2, 6),
         "fully_shard": fully_shard,
         "train": train,
         "my_iterable": batches(40),
@@ -98,18 +100,27 @@ def run_snippet(number: int) -> tuple[dict[str, Any], RunInfo, int]:
 
 @pytest.mark.usefixtures("group")
 def test_K07_the_snippets_of_the_readme_run_as_they_stand() -> None:
-    assert len(SNIPPETS) == 4
+    assert len(SNIPPETS) == 5
     _, info, step = run_snippet(0)
     assert (info.epochs, step) == (30, 30 * NUM_BATCHES)
     _, info, step = run_snippet(1)
     assert (info.plan.strategy, info.cluster.usd_per_gpu_hour, step) == ("ddp", 2.49, NUM_BATCHES)
     _, info, step = run_snippet(2)
     assert (info.plan.strategy, info.total_steps, step) == ("fsdp", 20_000, NUM_BATCHES)
-    assert run_snippet(3)[2] == 12_040
+    assert run_snippet(4)[2] == 12_040
+
+
+def test_K07_the_estimate_of_the_readme_is_told_without_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exec(SNIPPETS[3], stand_ins())
+    assert "8 GPUs" in capsys.readouterr().out
+    with pytest.raises(StoreError):
+        scaledl.open_run("latest")
 
 
 def test_K07_what_can_be_asked_of_a_run_answers_with_the_kinds_that_the_readme_names() -> None:
-    names, _, _ = run_snippet(3)
+    names, _, _ = run_snippet(4)
     run = names["run"]
     assert isinstance(run.eta, Eta)
     report = run.what_if(gpus=[8, 16, 32])

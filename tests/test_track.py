@@ -124,6 +124,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
         ("run_dir", 3),
         ("enabled", "no"),
         ("profile", "maybe"),
+        ("bars", 2),
     ],
 )
 def test_an_argument_that_cannot_be_is_named_with_its_value(name: str, value: Any) -> None:
@@ -226,6 +227,7 @@ def test_every_option_can_be_given_by_each_of_the_three_ways(
         "run_dir": "runs",
         "report": "none",
         "drop_last": True,
+        "bars": False,
         "profile": False,
     }
     wanted = TrackConfig.load(given, env={}, folder=tmp_path)
@@ -254,6 +256,15 @@ def test_a_second_track_on_one_model_is_refused_with_the_place_of_the_first(
         pass
     ends = [of_kind(list(read_lines(run)), RunEnd)[0].step for run in tmp_path.iterdir()]
     assert sorted(ends) == [0, BATCHES]
+
+
+def test_a_disabled_block_inside_does_not_free_the_model(tmp_path: Path) -> None:
+    model = make_model()
+    with quietly(run_dir=tmp_path)(model):
+        with scaledl.track(model, enabled=False):
+            pass
+        with pytest.raises(UsageError, match="already active"):
+            quietly(run_dir=tmp_path)(model).__enter__()
 
 
 def test_two_models_are_tracked_beside_each_other(tmp_path: Path) -> None:
@@ -971,6 +982,7 @@ def test_K05_the_list_of_private_names_is_complete() -> None:
     known = {name.rpartition(".")[2] for name in PRIVATE}
     known |= {"_enable_profiler", "_disable_profiler"}  # wrapped together with the first
     known |= {"_listener"}  # ours
+    known |= {"_subclasses"}  # where it is gone a real forward stands in: tests/capture/test_dry.py
     known |= {"_execution_engine"}  # torch itself needs it; its queue is tried above
     assert (probed | used) - of_modules <= known
 

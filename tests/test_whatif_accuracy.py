@@ -5,6 +5,7 @@ import math
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,17 @@ from whatif_data import (
     floor_of,
     group_jobs,
     is_dense,
-    read_tables,
     regime_of,
     tasks_of,
     thinned,
 )
-from whatif_ours import forecast_task
+from whatif_experience import cases_of, lived
+from whatif_ours import tell
 from whatif_pollux import PolluxFit, fit_pollux
 from whatif_scores import Score, add_conformal, cell_rows, ratio_interval, winkler
+from whatif_tables import read_tables
 
+from scaledl.predictor.experience import fit, shipped
 from scaledl.records import Interval
 
 TRUE = PolluxFit(parameters=(0.05, 0.004, 0.12, 0.003, 0.06, 0.002, 2.0))
@@ -126,11 +129,29 @@ def test_tasks_ask_only_for_counts_that_were_not_seen() -> None:
 def test_scaledl_is_told_the_seen_rows_and_answers_every_asked_one() -> None:
     (job,) = group_jobs(exact_rows())
     task = next(t for t in tasks_of(job) if t.name == "1,2 -> 4" and t.scope == "dense")
-    answers = forecast_task(task, link_known=False)
+    answers = [t.answer(shipped()) for t in tell(task, link_known=False)]
     assert len(answers) == len(task.asked) == 4
     for asked, answer in zip(task.asked, answers, strict=True):
         assert answer.low <= answer.mean <= answer.high
         assert answer.mean == pytest.approx(asked.step_s, rel=0.3)
+
+
+def test_a_job_is_never_answered_from_its_own_model_or_for_the_prior_from_its_cluster() -> None:
+    rows = [
+        r
+        for model in ("m", "n")
+        for cluster in ("c", "d")
+        for r in (replace(x, cluster=cluster) for x in exact_rows(model))
+    ]
+    told = [t for job in group_jobs(rows) for task in tasks_of(job) for t in tell(task, False)]
+    cases = cases_of(told, link_known=False)
+    strange = [c for c in cases if c.job not in ("c/n", "d/n")]
+    assert {c.job for c in strange} == {"c/m", "d/m"}
+    kept = [c for c in cases if c.job in ("c/n", "d/n")]
+    assert lived(cases, "c", "m") == lived(kept, "c", "m")
+    prior, own = lived(cases, "c", "m")
+    assert prior == fit([c for c in cases if c.job == "d/n"])
+    assert own != prior
 
 
 def test_thinning_keeps_both_ends_and_the_limit() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaledl.capture.collectives import DdpView, RawEvent, read_collectives
-from scaledl.intervals import overlap, total, union
+from scaledl.intervals import fair_shares, overlap, total, uncovered, union
 
 # whole numbers, so that sums are exact
 spans = st.lists(
@@ -36,6 +36,26 @@ def test_P23_overlap_is_the_moments_in_both(first: Any, second: Any):
     assert overlap(first, second) == shared == overlap(second, first)
     assert shared <= min(total(first), total(second))
     assert total([*first, *second]) == total(first) + total(second) - shared
+
+
+@given(spans, spans)
+def test_P23_uncovered_parts_sum_to_the_union_outside_the_cover(several: Any, cover: Any):
+    ordered = sorted((a, b) for a, b in several if b >= a)
+    parts = uncovered(ordered, cover)
+    assert len(parts) == len(ordered)
+    assert (parts >= 0).all()
+    assert parts.sum() == len(_moments(ordered) - _moments(cover))
+
+
+@given(spans)
+def test_fair_shares_sum_to_the_union_and_leave_what_is_alone_as_it_is(several: Any):
+    shares = fair_shares(several)
+    assert shares.sum() == pytest.approx(total(several))
+    for (start, end), share in zip(several, shares.tolist(), strict=True):
+        others = [each for each in several if each != (start, end)]
+        alone = total([(start, end)]) - overlap([(start, end)], others)
+        twins = several.count((start, end))
+        assert alone / twins - 1e-9 <= share <= max(0, end - start) + 1e-9
 
 
 def _event(name: str, start_s: float, end_s: float, *, device: bool = False) -> RawEvent:
@@ -188,6 +208,23 @@ def test_P23_overlapping_collectives_are_counted_once():
     assert comm.overlap_fraction == 0.5
 
 
+def test_buckets_reduced_side_by_side_count_what_each_took_of_the_link():
+    comm = read_collectives(
+        [
+            _event(_BACKWARD, 10.0, 12.0),
+            _event("c10d::allreduce_", 11.0, 11.1),
+            _event("gloo:all_reduce", 11.0, 15.0),
+            _event("c10d::allreduce_", 11.5, 11.6),
+            _event("gloo:all_reduce", 13.0, 16.0),
+        ]
+    )
+    assert comm is not None
+    timings = comm.bucket_timings((100, 100))
+    # alone from 11 to 13 and from 15 to 16, half each from 13 to 15: five seconds of one link
+    assert [t.duration_s for t in timings] == pytest.approx([3.0, 2.0])
+    assert [e.duration_s for e in comm.events((100, 100), 2)] == pytest.approx([4.0, 3.0])
+
+
 def test_gloo_reduce_scatter_is_told_from_the_all_reduce_that_implements_it():
     comm = read_collectives(
         [
@@ -249,3 +286,27 @@ def test_ddp_times_are_seconds_and_hidden_never_exceeds_the_whole():
     assert view.times_s() == (2e-3, 2e-3)
     assert _view(backward_comm_time=0, backward_compute_comm_overlap_time=0).times_s() is None
     assert _view(backward_comm_time=5).times_s() is None
+
+
+def test_exposed_parts_of_collectives_that_overlap_count_each_moment_once():
+    comm = read_collectives(
+        [
+            _event("gloo:all_reduce", 10.0, 14.0),
+            _event("gloo:all_reduce", 12.0, 16.0),
+            _event("aten::mm", 13.0, 15.0),
+        ]
+    )
+    assert comm is not None
+    assert [c.exposed_s for c in comm.collectives] == pytest.approx([3.0, 1.0])
+    assert sum(e.exposed_s or 0.0 for e in comm.events((), 2)) == pytest.approx(
+        comm.total_s - comm.overlap_s
+    )
+
+
+def test_a_collective_has_the_owner_of_its_launch_and_a_bucket_its_number():
+    launch = RawEvent("c10d::_allgather_base_", 9.0, 9.1, owner="layers.0")
+    gather = [launch, _event("gloo:all_gather", 10.0, 11.0)]
+    reduce = [RawEvent("c10d::allreduce_", 12.0, 12.1), _event("gloo:all_reduce", 13.0, 14.0)]
+    comm = read_collectives([*gather, *reduce])
+    assert comm is not None
+    assert [e.owner for e in comm.events((8,), 2)] == ["layers.0", "bucket 0"]

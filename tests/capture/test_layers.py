@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scaledl.capture.flops import attention_flops
 from scaledl.capture.inert import Hook
 from scaledl.capture.modules import MAX_LAYERS, OUTSIDE, LayerTimes, LayerWindow
-from scaledl.capture.names import canonical, leaves, unwrap
+from scaledl.capture.names import canonical, leaves, modules, unwrap
 from scaledl.capture.root import RootSensor
 from scaledl.capture.tensors import batch_size_of, num_bytes_of, tensors_in
 from scaledl.capture.timers import HostTimer
@@ -27,10 +27,8 @@ from scaledl.records import LayerGraph, LayerTiming
 
 
 class _Silent:
-    def on_forward_begin(self, start_s: float, *, training: bool) -> None: ...
-    def on_forward(
-        self, start_s: float, end_s: float, *, training: bool, with_grad: bool
-    ) -> None: ...
+    def on_forward_begin(self, start_s: float, training: bool) -> None: ...
+    def on_forward(self, start_s: float, end_s: float, training: bool, with_grad: bool) -> None: ...
     def on_backward(self, compute_s: float, exposed_s: float) -> None: ...
 
 
@@ -121,13 +119,14 @@ def test_training_is_bit_equal_with_and_without_a_window(name: str):
 
 @pytest.mark.parametrize("name", [name for name in zoo.EVERY if name != "wide"])
 def test_every_leaf_that_ran_has_its_calls_and_both_times(name: str):
-    _, sampled, _ = sample(name)
+    case, sampled, _ = sample(name)
     fresh = zoo.make(name)
     expected = _leaf_calls(fresh.model, fresh)
     layers = sampled.layers
     attention = {node.fqn for node in sampled.graph.nodes if node.kind == "attention"}
     assert set(expected) <= set(layers)
-    assert set(layers) - set(expected) <= attention
+    outer = {name for name, _ in modules(case.model)}  # what they do themselves
+    assert set(layers) - set(expected) <= attention | outer
     for fqn, calls in expected.items():
         layer = layers[fqn]
         assert layer.num_calls == calls
@@ -359,14 +358,39 @@ class _Spending(torch.autograd.Function):
         return grad, None, None, None
 
 
+def test_functional_work_is_booked_to_the_module_that_calls_it():
+    time = VirtualTime()
+    model = nn.Sequential(SlowNet(time), nn.Linear(3, 3))  # the first spends 2 s and 4 s itself
+    with Sampled(model, clock=time) as sampled:
+        for _ in range(2):
+            loss = model(torch.ones(2, 3)).sum()
+            time.spend(100.0)
+            loss.backward()
+    layers, times = sampled.layers, sampled.times
+    assert (layers["0"].forward_s, layers["0"].backward_s) == (4.0, 8.0)
+    assert layers["0"].num_calls == 2
+    assert layers["0.layers.0"].forward_s == layers["1"].backward_s == 0.0
+    assert (times.outside_forward_s, times.outside_backward_s) == (0.0, 0.0)
+    assert (times.forward_s, times.backward_s) == (4.0, 8.0)
+
+
+def test_functional_work_after_the_last_layer_is_booked_too():
+    time = VirtualTime()
+    model = nn.Sequential(nn.Linear(3, 3), SlowNet(time))
+    with Sampled(model, clock=time) as sampled:
+        model(torch.ones(2, 3)).sum().backward()
+    assert (sampled.layers["1"].forward_s, sampled.layers["1"].backward_s) == (2.0, 4.0)
+    assert sampled.times.outside_backward_s == 0.0
+
+
 def test_model_that_is_one_layer_or_functional_is_timed_as_a_whole():
     time = VirtualTime()
     model = SlowNet(time)
     with Sampled(model, clock=time) as sampled:
         model(torch.ones(2, 3)).sum().backward()
     times = sampled.times
-    assert times.outside_forward_s == 2.0
-    assert times.outside_backward_s == 4.0
+    assert sampled.layers["SlowNet"].forward_s == 2.0
+    assert (times.outside_forward_s, times.outside_backward_s) == (0.0, 4.0)
     assert sampled.layers["layers.0"].forward_s == 0.0
 
 
@@ -468,7 +492,7 @@ def test_H09_H10_compiled_child_is_one_node_and_breaks_no_graph():
         counts.append((dict(dynamo.counters["stats"]), dict(dynamo.counters["graph_break"])))
     assert counts[0] == counts[1]
     layers = sampled.layers
-    assert set(layers) == {"first", "child", "last"}
+    assert set(layers) == {"first", "child", "last", type(case.model).__name__}
     assert layers["child"].backward_s > 0.0
     assert {("first", "child"), ("child", "last")} <= sampled.edges
     assert {n.fqn: n.kind for n in sampled.graph.nodes}["child"] == "compiled"
@@ -574,8 +598,8 @@ def test_H15_wrappers_are_looked_through():
 
 
 def test_H16_layers_that_no_hook_sees_are_absent_and_not_zero():
-    _, sampled, _ = sample("bypass")
-    assert set(sampled.layers) == {"seen"}
+    case, sampled, _ = sample("bypass")
+    assert set(sampled.layers) == {"seen", type(case.model).__name__}  # which did the hidden work
     assert {node.fqn for node in sampled.graph.nodes} == {"seen", OUTSIDE}
     assert "unused" not in sample("twice")[1].layers
 
@@ -636,9 +660,9 @@ def test_tied_weight_belongs_to_the_layer_that_runs_first():
     assert nodes["head"].params == 0
 
 
-def test_scripted_child_is_passed_over_and_its_time_is_outside():
-    _, sampled, _ = sample("scripted")
-    assert set(sampled.layers) == {"first", "last"}
+def test_scripted_child_is_passed_over_and_its_time_is_its_callers():
+    case, sampled, _ = sample("scripted")
+    assert set(sampled.layers) == {"first", "last", type(case.model).__name__}
     assert ("first", "last") in sampled.edges
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from timelines import Stream
 
 import scaledl
 from scaledl.capture import profile
@@ -151,6 +152,7 @@ class Session:
     is_here = True
     was_taken = False
     is_blind = False
+    kernels = None
 
     def __init__(self, stop: Callable[[], StepComm | None], *, is_blind: bool = False) -> None:
         self.stop = stop
@@ -247,3 +249,20 @@ def test_P10_a_profiler_that_fails_at_its_end_leaves_training_and_guard_as_they_
     following = ProfileSession()
     assert following.start(), "the guard is free again"
     following.stop()
+
+
+@pytest.mark.parametrize(("basis", "layers"), [("modules", ["net.0"]), ("ranges", [])])
+def test_a_profiled_step_on_a_gpu_tells_kernel_seconds_by_layer(
+    basis: str, layers: list[str]
+) -> None:
+    comm = read_collectives([RawEvent("gloo:all_reduce", 1.0, 1.5)])
+    stream = Stream().inside("nn.Module: net.0", 0, 50).launch(10, 2_000_000).launch(60, 1_000_000)
+    session = Session(lambda: comm)
+    session.kernels = stream.read()._replace(basis=basis)  # type: ignore[arg-type, assignment]
+    taken, _ = run_windows(session, Clock(), 12)
+    (window,) = taken
+    assert [t.fqn for t in window.layers] == layers
+    if layers:
+        (timing,) = window.layers
+        assert (timing.source, timing.forward_s) == ("profiler", pytest.approx(2e-3))
+        assert window.outside_forward_s == pytest.approx(1e-3)

@@ -87,7 +87,7 @@ def test_D15_layers_have_the_same_names_and_sizes_whatever_stands_around_the_mod
         assert graph is not None
         sizes = {node.fqn: (node.kind, node.params) for node in graph.nodes}
         seen[how] = ([layer.fqn for layer in window.layers], sizes, graph.signature, name)
-    assert seen["bare"][0] == ["embed", "blocks.0", "blocks.1", "blocks.2", "head"]
+    assert seen["bare"][0] == ["embed", "blocks.0", "blocks.1", "blocks.2", "head", "Net"]
     assert seen["bare"][3] == "Net"
     assert seen["ddp"] == seen["bare"]
     assert seen["fsdp"] == seen["bare"]
@@ -106,7 +106,7 @@ def test_D15_a_compiled_model_is_one_layer_of_its_own_name(how: str, tmp_path: P
 def test_D15_tracking_the_inner_module_sees_what_tracking_the_wrapper_sees(tmp_path: Path) -> None:
     inner = Net()
     window, _, _ = sampled(inner, DistributedDataParallel(inner), tmp_path)
-    names = ["embed", "blocks.0", "blocks.1", "blocks.2", "head"]
+    names = ["embed", "blocks.0", "blocks.1", "blocks.2", "head", "Net"]
     assert [layer.fqn for layer in window.layers] == names
 
 
@@ -147,7 +147,7 @@ def test_H13_recomputation_is_part_of_the_backward_however_often_it_is_nested(
 ) -> None:
     model = Twice(depth)
     window, _, _ = sampled(model, model, tmp_path, 12)
-    names = ["first", "block.0", "block.1", "head"]
+    names = ["first", "block.0", "block.1", "head", "Twice"]
     assert [(layer.fqn, layer.num_calls) for layer in window.layers] == [(n, 1) for n in names]
     assert model.block[1].num_calls == (1 + depth) * 12
     known_s = sum(layer.backward_s for layer in window.layers) + window.outside_backward_s

@@ -121,8 +121,16 @@ def test_default_links_follow_the_gpu_and_doubt_the_network() -> None:
     intra, inter = default_links(find_gpu("NVIDIA H100 80GB HBM3"), is_cpu=False)
     assert intra.kind == "nvlink4"
     assert inter.kind == "unknown"
-    assert inter.rel_sigma >= 1.0
+    assert inter.rel_sigma >= 0.6
     assert default_links(None, is_cpu=False)[0].kind == "unknown"
+    assert default_links(find_gpu("T4"), is_cpu=False)[1] == find_link("unknown")
     cpu_intra, cpu_inter = default_links(None, is_cpu=True)
     assert cpu_intra.kind == "loopback"
     assert cpu_inter.rel_sigma >= 1.0
+
+
+def test_machines_with_faster_links_inside_are_expected_to_have_faster_networks() -> None:
+    names = ("T4", "V100-SXM2-16GB", "A100-SXM4-80GB", "H100-SXM")
+    rates = [default_links(find_gpu(name), is_cpu=False)[1].bytes_per_s for name in names]
+    assert rates == sorted(rates)
+    assert len(set(rates)) == len(rates)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import START_S, Moment, Stream, play, progress_of
 
+from scaledl.predictor.ahead import STATE_VERSION
 from scaledl.predictor.eta import EtaEstimator
 from scaledl.records import Eta, Interval, PhaseRecord, Progress
 
@@ -257,7 +258,7 @@ def test_a_foreign_state_is_refused_with_a_reason():
     with pytest.raises(ValueError, match="version None"):
         EtaEstimator().load_state_dict({})
     with pytest.raises(ValueError, match="damaged"):
-        EtaEstimator().load_state_dict({"version": 1, "steps": 3})
+        EtaEstimator().load_state_dict({"version": STATE_VERSION, "steps": 3})
 
 
 def test_memory_is_constant():

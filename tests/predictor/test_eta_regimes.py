@@ -133,7 +133,7 @@ def test_E30_the_parts_sum_to_the_time_that_was_measured():
     steps = moment.estimator._state.steps
     moment.estimator.state_dict()  # takes in what waits
     booked_s = (
-        sum(total for _, total in steps.blocks)
+        sum(total for _, total in steps.blocks.items)
         + steps.pauses.booked_s
         + steps.epoch_starts.booked_s
         + steps.one_off_s

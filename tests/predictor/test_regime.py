@@ -101,6 +101,19 @@ def test_fsdp_waits_are_taken_out_of_compute_by_their_share_of_the_profiled_step
     assert found.parts.comm_hidden_s == pytest.approx(0.05 * 0.2)
 
 
+def test_hidden_communication_counts_a_moment_of_two_collectives_once():
+    steps = [step(i) for i in range(20)]
+    events = tuple(
+        CommEvent(op="all_reduce", group_size=2, num_bytes=None, start_s=at, duration_s=0.04)
+        for at in (0.0, 0.02)
+    )
+    found = measure(
+        steps, [window(9, comm=events, overlap_fraction=0.5)], cluster=CLUSTER, plan=PLAN
+    )
+    assert found is not None
+    assert found.parts.comm_hidden_s == pytest.approx(0.5 * 0.06)
+
+
 def test_buckets_are_medians_over_the_windows_of_the_last_sizes():
     def buckets(*rows):
         return tuple(BucketTiming(num_bytes=n, ready_s=r, duration_s=d) for n, r, d in rows)

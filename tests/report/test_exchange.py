@@ -30,7 +30,7 @@ def parts_of(exposed_s: float, hidden_s: float = 0.0) -> StepParts:
 
 def window_of(rank: int, durations_s: list[float], step: int = 15, **changes) -> ProfileWindow:
     comm = tuple(
-        CommEvent(op="all_reduce", group_size=2, num_bytes=8, start_s=0.01 * i, duration_s=value_s)
+        CommEvent(op="all_reduce", group_size=2, num_bytes=8, start_s=0.1 * i, duration_s=value_s)
         for i, value_s in enumerate(durations_s)
     )
     return msgspec.structs.replace(profile_window(step, rank), comm=comm, **changes)
@@ -106,6 +106,14 @@ def test_transfer_is_the_least_over_ranks_of_each_collective_brought_to_the_mean
     assert found is not None
     assert found.total_s == pytest.approx((0.002 + 0.043) / 2)
     assert found.hidden_s == pytest.approx(0.25 * found.total_s)  # of the rank that speaks
+
+
+def test_P23_transfers_that_run_at_once_count_their_moments_once():
+    own = window_of(0, [0.15, 0.04])  # the second begins 0.1 s after the first
+    other = window_of(1, [0.14, 0.03])
+    found = transfer_of((own, other), 0.2)
+    assert found is not None
+    assert found.total_s == pytest.approx(0.14)
 
 
 def test_a_later_report_tells_transfer_from_waiting_once_it_can_be_told():

@@ -8,6 +8,7 @@ from samples import BASE, NOW_S, RUN, scaling_report, scaling_row, scaling_rows
 
 from scaledl.records import Cause, Coverage, ScalingReport, ScalingRow
 from scaledl.report.jsonable import report_json, report_to_dict
+from scaledl.report.limits import counts_within
 from scaledl.report.scaling import (
     CAUSE_TEXT,
     CAVEAT_TEXT,
@@ -16,7 +17,6 @@ from scaledl.report.scaling import (
     build,
     cause_text,
     caveat_text,
-    counts_within,
     recommend,
 )
 
@@ -188,15 +188,15 @@ def test_advice_on_a_cpu_run_names_causes_in_words_for_processes():
 def test_deadline_and_budget_count_the_upper_end():
     report = scaling_report()
     high_8 = 0.119 * 2500 * 29
-    assert counts_within(report, deadline_s=high_8 + 1) == (8, 16, 32, 64)
-    assert counts_within(report, deadline_s=high_8 - 1) == (16, 32, 64)
-    assert counts_within(report, deadline_s=60.0) == ()
-    assert counts_within(report, budget_usd=high_cost(report.rows[0])) == (1,)
-    assert counts_within(report, budget_usd=high_cost(report.rows[2])) == (1, 2, 4)
-    assert counts_within(report, deadline_s=high_8 + 1, budget_usd=high_cost(report.rows[3])) == (
-        8,
-    )
-    assert counts_within(scaling_report(priced=False), budget_usd=1e9) == ()
+    assert counts_within(report.rows, deadline_s=high_8 + 1) == (8, 16, 32, 64)
+    assert counts_within(report.rows, deadline_s=high_8 - 1) == (16, 32, 64)
+    assert counts_within(report.rows, deadline_s=60.0) == ()
+    assert counts_within(report.rows, budget_usd=high_cost(report.rows[0])) == (1,)
+    assert counts_within(report.rows, budget_usd=high_cost(report.rows[2])) == (1, 2, 4)
+    assert counts_within(
+        report.rows, deadline_s=high_8 + 1, budget_usd=high_cost(report.rows[3])
+    ) == (8,)
+    assert counts_within(scaling_report(priced=False).rows, budget_usd=1e9) == ()
 
 
 def high_cost(row: ScalingRow) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from kineto import SIZES, document, training, write
+from kineto import SIZES, document, event, training, write
 
 from scaledl.cli import main
 from scaledl.imported import Stated, record_job
@@ -186,3 +186,51 @@ def test_help_explains_each_printed_field(cli):
     said = " ".join(cli("import", "--help")[1].split())
     fields = ("step:", "GPU busy:", "computation:", "communication:", "exposed:", "input wait:")
     assert all(field in said for field in (*fields, "n/a:", "Example: scaledl import"))
+
+
+def layered() -> list[dict]:
+    """The training with a module around the compute kernels of each step, checkpointed."""
+    events = training(comm_args=SIZES)
+    for step in range(4):
+        at = 1_000_000 + 1000 * step
+        calls = [("nn.Module: Net_0", at + 70, 80), ("nn.Module: Linear_0", at + 80, 50)]
+        events += [event("python_function", name, ts, dur, tid=1) for name, ts, dur in calls]
+        events.append(event("cpu_op", "aten::mm", at + 85, 30, tid=1,
+                            args={"Sequence number": step, "Fwd thread id": 0}))  # fmt: skip
+        node = "autograd::engine::evaluate_function: MmBackward0"
+        events.append(event("cpu_op", node, at + 200, 100, tid=2,
+                            args={"Sequence number": step, "Fwd thread id": 1}))  # fmt: skip
+        events.append(event("python_function", "nn.Module: Linear_0", at + 210, 20, tid=2))
+        for number, (ts, tid) in enumerate([(90, 1), (220, 2), (250, 2)]):
+            args = {"correlation": 1000 + 10 * step + number}
+            events.append(event("cuda_runtime", "cudaLaunchKernel", at + ts, 2, tid=tid, args=args))
+            events.append(event("kernel", "gemm", at + 500 + 50 * number, 40, args=args))
+    return events
+
+
+def test_kernel_time_by_module_becomes_the_layers_of_the_run(cli, tmp_path):
+    path = write(tmp_path / "t.json.gz", document(layered()))
+    out = " ".join(cli("import", path)[1].split())
+    assert "of the computation's kernel time is of 1 modules" in out
+    assert "160 us of it ran again in the backward (checkpointing)" in out
+    rows = msgspec.json.decode(cli("show", "latest", "--layers", "9", "--json")[1])["layers"]
+    layer = next(row for row in rows if row["fqn"] == "Linear_0")
+    times = [layer[key] for key in ("forward_s", "backward_s", "recompute_s")]
+    assert times == pytest.approx([40e-6] * 3)
+    said = " ".join(cli("show", "latest", "--layers", "9")[1].split())
+    assert said[said.index("run again") :].startswith(
+        "run again in the backward (activation checkpointing): 40 us, 33 % of the layers' time"
+    )
+
+
+def test_the_run_tells_which_bucket_a_collective_was(tmp_path):
+    events = [
+        event("cpu_op", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+              1_000_340 + 1000 * step, 40, tid=2)
+        for step in range(4)
+    ]  # fmt: skip
+    trace = read_trace(write(tmp_path / "t.json.gz", document(training() + events)))
+    assert [c.owner for c in trace.collectives] == ["bucket 0"] * 4
+    became = record_job(TraceJob(traces=(trace,)), tmp_path / "home", Stated(), 1.0)
+    windows = open_run(became.run_id, tmp_path / "home").windows
+    assert {e.owner for window in windows for e in window.comm} == {"bucket 0"}
