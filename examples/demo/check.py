@@ -1,11 +1,14 @@
 """What scaledl forecast in a run, against what came true; beside it what a naive guess says."""
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import scaledl
+from scaledl.learned import Learned
 from scaledl.records import Eta
+from scaledl.report.learned import learned_text
 from scaledl.store import read_lines
 
 WATCH_POINTS = (0.25, 0.5)
@@ -69,6 +72,16 @@ class EtaCheck:
 def usual_step_s(run: scaledl.PastRun) -> float:
     """The median of what the run's epochs took for a steady step."""
     return statistics.median(measurement.step_s for measurement in run.measurements)
+
+
+def learned_of(run: scaledl.PastRun, patience_s: float = 30.0) -> Learned | None:
+    """What the graph network learned from a run; its process may still be at its last window."""
+    until_s = time.monotonic() + patience_s
+    while (found := run.network) is not None and found.state == "learning":
+        if time.monotonic() > until_s:
+            break
+        time.sleep(0.5)
+    return found
 
 
 def check_step(model: str, watched: scaledl.PastRun, truth: scaledl.PastRun) -> StepCheck:
@@ -173,4 +186,12 @@ def render_etas(checks: Sequence[EtaCheck]) -> str:
             f"{inside} of {len(checks)} times left lie in their 90 % interval; "
             + _mean_errors(errors, naive, "naive"),
         ]
+    )
+
+
+def render_learned(found: Sequence[tuple[str, Learned | None]]) -> str:
+    """A line a run: what the network told before it learned, and after."""
+    return "\n".join(
+        f"{name}: {learned_text(learned) or 'too short for the graph network'}"
+        for name, learned in found
     )

@@ -18,9 +18,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from check import EtaCheck, StepCheck, check_etas, check_step, render_etas, render_steps
+from check import (
+    EtaCheck,
+    StepCheck,
+    check_etas,
+    check_step,
+    learned_of,
+    render_etas,
+    render_learned,
+    render_steps,
+)
 
 import scaledl
+from scaledl.learned import Learned
 
 HERE = Path(__file__).resolve().parent
 COUNTS = (2, 1)
@@ -82,6 +92,7 @@ def main() -> None:
     started = time.perf_counter()
     steps: list[StepCheck] = []
     etas: list[EtaCheck] = []
+    learned: list[tuple[str, Learned | None]] = []
     print(f"The runs are recorded in {folder}", flush=True)
     for model in args.models:
         runs = {}
@@ -92,6 +103,7 @@ def main() -> None:
             show_layers(home)
             runs[num_gpus] = scaledl.open_run("latest", home=home)
             etas += check_etas(model, runs[num_gpus])
+            learned.append((f"{model} at {num_gpus}", learned_of(runs[num_gpus])))
         few, many = sorted(runs)
         steps.append(check_step(model, watched=runs[many], truth=runs[few]))
         steps.append(check_step(model, watched=runs[few], truth=runs[many]))
@@ -100,6 +112,8 @@ def main() -> None:
     print(render_steps(steps))
     print("\n=== Was it right? The time left, forecast on the way\n")
     print(render_etas(etas))
+    print("\n=== What the graph network told of a step before and after it learned\n")
+    print(render_learned(learned))
     print(f"\nThe demo took {time.perf_counter() - started:.0f} s.\n{where_text(folder, home)}")
 
 
