@@ -1,6 +1,6 @@
 """Trains the graph network that the package ships, on the committed set of measured transformers.
 
-    python benchmarks/network_weights.py [--out predictor/weights/network.pt] [--json]
+    python benchmarks/network_weights.py [--out predictor/weights/network.msgpack] [--json]
 
 A configuration is seen as a running job is: layer times by the shipped layer model, which knows no
 CPU, times the pace of the machine, the median over the other families. The table leaves out one
@@ -19,9 +19,10 @@ import torch
 from common import below, finish, machine, table
 from paper_data import Data, load
 
+from scaledl.predictor.arrays import weights_of
 from scaledl.predictor.examples import Example, example_of
 from scaledl.predictor.gnn import GraphNetwork
-from scaledl.predictor.shipped import Provenance
+from scaledl.predictor.shipped import Provenance, ShippedNetwork
 from scaledl.predictor.training import new_network, predict_s, train
 from scaledl.records import ClusterSpec, GpuSpec, LinkSpec, ParallelPlan
 
@@ -91,7 +92,7 @@ def left_out(examples: list[Example]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("predictor/weights/network.pt"))
+    parser.add_argument("--out", type=Path, default=Path("predictor/weights/network.msgpack"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -105,8 +106,8 @@ def main() -> None:
         date=datetime.date.today().isoformat(),
         num_timings=len(examples),
     )
-    state = {"state": network.state_dict(), "provenance": msgspec.to_builtins(provenance)}
-    torch.save(state, args.out)
+    shipped = ShippedNetwork(provenance=provenance, weights=weights_of(network))
+    args.out.write_bytes(msgspec.msgpack.encode(shipped))
     print(table(rows, ("family", "num_test", "pace", "network")))
     gain = float(np.mean([r["network"] for r in rows]) / np.mean([r["pace"] for r in rows]))
     bars = [

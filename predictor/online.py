@@ -17,12 +17,12 @@ import math
 import os
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 import msgspec
-import torch
 
 from scaledl.errors import StoreError
+from scaledl.predictor.arrays import Weights, set_weights, weights_of
 from scaledl.predictor.examples import Example
 from scaledl.predictor.gnn import GraphNetwork
 from scaledl.predictor.replay import Memory, Verdict, job_key, mean_error
@@ -60,6 +60,21 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> float | None:
         """|predicted / true - 1|."""
         return None if self.told_s is None else abs(self.told_s / self.truth_s - 1)
+
+
+class _Head(msgspec.Struct):
+    version: int
+
+
+class LearnerState(_Head, kw_only=True):
+    """What is kept between runs: numbers alone, no code. See ``OnlineLearner``."""
+
+    network: Weights
+    memory: Memory
+    scales: dict[str, float]
+    first_errors: list[float]
+    own_errors: dict[str, float]
+    num_updates: int
 
 
 class OnlineLearner:
@@ -161,46 +176,35 @@ class OnlineLearner:
 
     # --- between runs -------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything learned, of types that ``torch.load(weights_only=True)`` reads."""
-        return {
-            "version": STATE_VERSION,
-            "network": self.network.state_dict(),
-            "memory": msgspec.json.encode(self.memory).decode(),
-            "scales": dict(self.scales),
-            "first_errors": list(self.first_errors),
-            "own_errors": dict(self.own_errors),
-            "num_updates": self.num_updates,
-        }
+    def state(self) -> LearnerState:
+        """Everything learned."""
+        return LearnerState(
+            version=STATE_VERSION,
+            network=weights_of(self.network),
+            memory=self.memory,
+            scales=self.scales,
+            first_errors=self.first_errors,
+            own_errors=self.own_errors,
+            num_updates=self.num_updates,
+        )
 
     @classmethod
-    def from_state(cls, state: object) -> Self:
-        """The learner that ``state_dict`` described.
+    def from_state(cls, state: LearnerState) -> Self:
+        """The learner that ``state`` described.
 
         Raises:
-            StoreError: damaged, or from a newer scaledl.
+            ValueError: its network is another, or a number is not finite.
         """
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            version = state.get("version") if isinstance(state, dict) else type(state).__name__
-            raise StoreError(
-                f"the learner's state has version {version!r}, this scaledl reads "
-                f"{STATE_VERSION}. It is learned anew."
-            )
-        try:
-            learner = cls()
-            learner.network.load_state_dict(state["network"])
-            learner.memory = msgspec.json.decode(state["memory"], type=Memory)
-            learner.scales = msgspec.convert(state["scales"], dict[str, float])
-            learner.first_errors = msgspec.convert(state["first_errors"], list[float])
-            learner.own_errors = msgspec.convert(state["own_errors"], dict[str, float])
-            learner.num_updates = msgspec.convert(state["num_updates"], int)
-        except Exception as error:  # whatever a damaged file holds
-            raise StoreError(
-                f"the learner's state is damaged ({error}). It is learned anew."
-            ) from error
-        sums = [float(p.detach().sum()) for p in learner.network.parameters()]
-        if not all(map(math.isfinite, (*sums, *learner.scales.values(), *learner.first_errors))):
-            raise StoreError("the learner's state holds no finite numbers. It is learned anew.")
+        numbers = (*state.scales.values(), *state.first_errors, *state.own_errors.values())
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("it holds no finite numbers")
+        learner = cls()
+        set_weights(learner.network, state.network)
+        learner.memory = state.memory
+        learner.scales = state.scales
+        learner.first_errors = state.first_errors
+        learner.own_errors = state.own_errors
+        learner.num_updates = state.num_updates
         return learner
 
     def save(self, path: Path) -> None:
@@ -213,10 +217,8 @@ class OnlineLearner:
         part = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-                torch.save(self.state_dict(), stream)
+                stream.write(msgspec.msgpack.encode(self.state()))
             part.replace(path)
-        except RuntimeError as error:  # torch's own name for a full disk
-            raise OSError(f"cannot write {path}: {error}") from error
         finally:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -230,14 +232,20 @@ class OnlineLearner:
         """
         try:
             size = path.stat().st_size
+            if size > MOST_STATE_BYTES:
+                raise StoreError(
+                    f"{path} has {size} bytes, too many for a state. It is learned anew."
+                )
+            return cls.from_state(_decoded(path.read_bytes()))
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, ValueError, msgspec.DecodeError) as error:
             raise StoreError(f"cannot read {path}: {error}. It is learned anew.") from error
-        if size > MOST_STATE_BYTES:
-            raise StoreError(f"{path} has {size} bytes, too many for a state. It is learned anew.")
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # zip, pickle, the disk: torch has many
-            raise StoreError(f"cannot read {path}: {error}. It is learned anew.") from error
-        return cls.from_state(state)
+
+
+def _decoded(data: bytes) -> LearnerState:
+    """The state in the bytes of a file; an error of msgspec or a ValueError where it is none."""
+    version = msgspec.msgpack.decode(data, type=_Head).version
+    if version != STATE_VERSION:
+        raise ValueError(f"it has version {version}, this scaledl reads {STATE_VERSION}")
+    return msgspec.msgpack.decode(data, type=LearnerState)

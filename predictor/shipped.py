@@ -4,18 +4,19 @@ Nothing depends on the files: without them the forecasts go on, from less.
 """
 
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from scaledl.predictor.arrays import Weights, set_weights
 from scaledl.predictor.layers import LayerModel
 
 if TYPE_CHECKING:
     from scaledl.predictor.gnn import GraphNetwork
 
 FILE = "weights/layers.json"
-NETWORK_FILE = "weights/network.pt"
+NETWORK_FILE = "weights/network.msgpack"
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,13 @@ class ShippedLayers(msgspec.Struct, frozen=True, kw_only=True):
     model: LayerModel
 
 
+class ShippedNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """The file: weights and where they come from."""
+
+    provenance: Provenance
+    weights: Weights
+
+
 @cache
 def shipped_layers() -> ShippedLayers | None:
     """The shipped parameters; ``None`` where the file is not there or damaged.
@@ -50,18 +58,14 @@ def shipped_layers() -> ShippedLayers | None:
 def shipped_network() -> "GraphNetwork | None":
     """A new network with the shipped weights; ``None`` where the file is missing or damaged.
 
-    The file holds ``state``, the weights, and ``provenance``, a ``Provenance`` as a mapping. Loads
-    torch.
+    Loads torch.
     """
-    import torch
-
     from scaledl.predictor.training import new_network
 
     network = new_network(0)
     try:
-        with as_file(files("scaledl.predictor").joinpath(NETWORK_FILE)) as path:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        network.load_state_dict(found["state"])
-    except Exception:  # zip, pickle, shapes: torch has many ways to say that it cannot read
+        data = files("scaledl.predictor").joinpath(NETWORK_FILE).read_bytes()
+        set_weights(network, msgspec.msgpack.decode(data, type=ShippedNetwork).weights)
+    except (OSError, msgspec.DecodeError, ValueError):
         return None
     return network

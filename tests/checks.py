@@ -28,8 +28,8 @@ def check_learner(
     assert told == [twin.predict_s(example) for example in examples], "equal windows, equal learner"
     blind = [msgspec.structs.replace(example, step_s=1e3) for example in examples]
     assert told == [learner.predict_s(example) for example in blind], "the truth is not looked at"
-    learner.save(folder / "learner.pt")
-    loaded = type(learner).load(folder / "learner.pt")
+    learner.save(folder / "learner.msgpack")
+    loaded = type(learner).load(folder / "learner.msgpack")
     assert loaded is not None
     assert told == [loaded.predict_s(example) for example in examples], "saved, loaded, identical"
     learner.learn(examples[0])

@@ -1,6 +1,8 @@
 """What every test stands on: strict mode, a run folder of its own, one thread."""
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +17,17 @@ def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SCALEDL_STRICT", "1")
     monkeypatch.setenv("SCALEDL_HOME", str(tmp_path / "scaledl-home"))
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_of_ours_is_left() -> Iterator[None]:
+    """What a test leaves running would count in the next one, and in a user's process stay for good.
+
+    The learner's reaper is no leak: it ends with the process beside, which outlives the block.
+    """
+    before = set(threading.enumerate())
+    yield
+    left = [t for t in threading.enumerate() if t.name in ("scaledl-writer", "scaledl-sampler")]
+    for thread in set(left) - before:
+        thread.join(5.0)
+        assert not thread.is_alive(), f"{thread.name} goes on"

@@ -134,7 +134,7 @@ def studied(folder: Path, state: Path, *lines: Line) -> Learned:
 
 
 def test_what_one_run_taught_the_next_one_starts_from(tmp_path: Path):
-    state = tmp_path / "learner" / "device.pt"
+    state = tmp_path / "learner" / "device.msgpack"
     first = studied(tmp_path / "one", state, GRAPH, block(50, 0.1), END)
     assert first.told_s is None, "nothing was known of the device"
     assert (first.state, first.num_windows, first.num_updates) == ("done", 1, 1)
@@ -146,7 +146,7 @@ def test_what_one_run_taught_the_next_one_starts_from(tmp_path: Path):
 
 
 def test_a_damaged_state_is_said_and_learned_anew(tmp_path: Path):
-    state = tmp_path / "device.pt"
+    state = tmp_path / "device.msgpack"
     state.write_bytes(b"no state")
     found = studied(tmp_path / "run", state, GRAPH, block(50), END)
     assert "learned anew" in found.left_out
@@ -156,7 +156,7 @@ def test_a_damaged_state_is_said_and_learned_anew(tmp_path: Path):
 
 def test_of_windows_that_came_meanwhile_the_newest_is_learned(tmp_path: Path):
     lines = (GRAPH, *(block(50 * i, 0.1 * i) for i in range(1, 6)))
-    study = Study(recorded(tmp_path / "run", *lines), tmp_path / "device.pt")
+    study = Study(recorded(tmp_path / "run", *lines), tmp_path / "device.msgpack")
     study.read()
     study.learn()
     found = read_learned(tmp_path / "run")
@@ -197,7 +197,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
 
 
 def background(tmp_path: Path, told: Told, *, seldom: bool = False) -> Background:
-    return Background(tmp_path, tmp_path / "s.pt", seldom=seldom, tell=told)
+    return Background(tmp_path, tmp_path / "s.msgpack", seldom=seldom, tell=told)
 
 
 def test_a_short_run_starts_no_process(tmp_path: Path, started: list[FakeProcess]):
@@ -308,8 +308,8 @@ def test_cores_that_the_job_leaves_over():
 
 
 def test_the_state_of_a_device_has_a_plain_name(tmp_path: Path):
-    assert state_file(tmp_path, "NVIDIA H100 80GB HBM3").name == "nvidia-h100-80gb-hbm3.pt"
-    assert state_file(tmp_path, "../..").name == "device.pt"
+    assert state_file(tmp_path, "NVIDIA H100 80GB HBM3").name == "nvidia-h100-80gb-hbm3.msgpack"
+    assert state_file(tmp_path, "../..").name == "device.msgpack"
 
 
 def test_a_real_run_teaches_the_network_in_a_process_of_its_own(
@@ -342,7 +342,7 @@ def test_a_real_run_teaches_the_network_in_a_process_of_its_own(
 
 def test_the_process_ends_when_the_training_is_gone(tmp_path: Path):
     folder = recorded(tmp_path / "run", GRAPH, block(50), epoch_record())
-    state = tmp_path / "s.pt"
+    state = tmp_path / "s.msgpack"
     begin_s = time.monotonic()
     follow(folder, state, parent=1, seldom=False)  # our parent is another
     assert time.monotonic() - begin_s < 60

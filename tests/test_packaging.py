@@ -87,7 +87,7 @@ def test_wheel_holds_every_module_and_data_file(wheel_names: list[str]) -> None:
         "/".join([*installed.split("."), *path.relative_to(ROOT / source).parts])
         for source, installed in SOURCES.items()
         for path in (ROOT / source).rglob("*")
-        if path.suffix in {".py", ".toml", ".json", ".pt", ".typed"}
+        if path.suffix in {".py", ".toml", ".json", ".msgpack", ".typed"}
     }
     assert {"scaledl/py.typed", "scaledl/predictor/devices.toml"} <= expected
     assert expected == {name for name in wheel_names if name.startswith("scaledl/")}

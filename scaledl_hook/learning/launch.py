@@ -36,7 +36,7 @@ _OF_THE_JOB = (
 def state_file(home: Path, device: str) -> Path:
     """Where what was learned on one kind of device is kept; made of plain letters."""
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")[:60] or "device"
-    return home / "learner" / f"{name}.pt"
+    return home / "learner" / f"{name}.msgpack"
 
 
 def cores_free(threads: int, processes: int, cores: int | None = None) -> int:

@@ -142,5 +142,5 @@ def test_the_shipped_network_is_there_and_another_each_time() -> None:
 
 
 def test_without_its_file_there_is_no_shipped_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scaledl.predictor.shipped.NETWORK_FILE", "weights/none.pt")
+    monkeypatch.setattr("scaledl.predictor.shipped.NETWORK_FILE", "weights/none.msgpack")
     assert shipped_network() is None

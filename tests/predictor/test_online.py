@@ -1,7 +1,11 @@
+import errno
 import os
+import pickle
 import statistics
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from checks import check_learner
@@ -82,36 +86,58 @@ def test_learning_leaves_torchs_random_state_alone() -> None:
 
 
 def _broken(tmp_path: Path, name: str) -> Path:
-    path = tmp_path / "learner.pt"
-    state = OnlineLearner().state_dict()
+    path = tmp_path / "learner.msgpack"
+    learner = OnlineLearner()
+    learner.learn(example(0.1))
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(learner.state()))
+    bias = state["network"]["head.0.bias"]
     match name:
-        case "no file of torch":
-            path.write_bytes(b"hello")
-        case "empty":
-            path.write_bytes(b"")
         case "newer":
-            torch.save({**state, "version": 99}, path)
+            state = {"version": 99, "of": "another make"}
         case "no mapping":
-            torch.save([1, 2], path)
+            state = [1, 2]
         case "no numbers":
-            state["network"]["head.0.bias"].fill_(float("nan"))
-            torch.save(state, path)
+            bias["data"] = np.full(32, np.nan, "<f4").tobytes()
         case "no memory":
-            torch.save({**state, "memory": "{"}, path)
+            del state["memory"]
+        case "no pace":
+            state["scales"] = {"cpu": float("inf")}
+        case "other shapes":
+            state["network"]["head.0.bias"] = {"shape": [3], "data": bytes(12)}
+        case "other layers":
+            del state["network"]["head.0.bias"]
+        case "bytes are missing":
+            bias["data"] = bytes(12)
+        case "a shape below 0":
+            bias |= {"shape": [-1, -32]}
+    data = msgspec.msgpack.encode(state)
+    match name:
         case "a folder":
             path.mkdir()
-        case "other shapes":
-            state["network"]["head.0.bias"] = torch.zeros(3)
-            torch.save(state, path)
-        case "code":
-            torch.save({**state, "scales": os.system}, path)
+            return path
+        case "text":
+            data = b"hello"
+        case "empty":
+            data = b""
+        case "cut off":
+            data = data[:-100]
+        case "a pickle":
+            data = pickle.dumps({"version": 1, "scales": os.system})
+    path.write_bytes(data)
     return path
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    loaded = OnlineLearner.load(_broken(tmp_path, "in nothing"))
+    assert loaded is not None
+    assert loaded.num_updates == 1
 
 
 @pytest.mark.parametrize(
     "name",
-    ["no file of torch", "empty", "newer", "no mapping", "no numbers", "no memory", "a folder",
-     "other shapes", "code"],
+    ["text", "empty", "cut off", "newer", "no mapping", "no numbers", "no memory", "no pace",
+     "a folder", "other shapes", "other layers", "bytes are missing", "a shape below 0",
+     "a pickle"],
 )  # fmt: skip
 def test_a_broken_state_is_refused_with_what_happens_next(tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="learned anew"):
@@ -119,26 +145,26 @@ def test_a_broken_state_is_refused_with_what_happens_next(tmp_path: Path, name: 
 
 
 def test_a_state_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    OnlineLearner().save(tmp_path / "learner.pt")
+    OnlineLearner().save(tmp_path / "learner.msgpack")
     monkeypatch.setattr(online, "MOST_STATE_BYTES", 10)
     with pytest.raises(StoreError, match="too many"):
-        OnlineLearner.load(tmp_path / "learner.pt")
+        OnlineLearner.load(tmp_path / "learner.msgpack")
 
 
 def test_without_a_file_there_is_no_learner(tmp_path: Path) -> None:
-    assert OnlineLearner.load(tmp_path / "none.pt") is None
+    assert OnlineLearner.load(tmp_path / "none.msgpack") is None
 
 
 def test_a_full_disk_keeps_the_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "deep" / "learner.pt"
+    path = tmp_path / "deep" / "learner.msgpack"
     OnlineLearner().save(path)
     kept = path.read_bytes()
 
     def full(*_: object) -> None:
-        raise RuntimeError("[enforce fail] . PytorchStreamWriter failed writing file")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="cannot write"):
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
         OnlineLearner().save(path)
     assert path.read_bytes() == kept
-    assert [each.name for each in path.parent.iterdir()] == ["learner.pt"]
+    assert [each.name for each in path.parent.iterdir()] == ["learner.msgpack"]
