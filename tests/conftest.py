@@ -21,7 +21,7 @@ def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_thread_of_ours_is_left() -> Iterator[None]:
-    """What a test leaves running would count in the next one, and in a user's process stay for good.
+    """A thread that a test leaves counts in the next one, and in a process of users it would stay.
 
     The learner's reaper is no leak: it ends with the process beside, which outlives the block.
     """

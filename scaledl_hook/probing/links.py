@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from scaledl.probe_records import LinkTiming, TimedLinks
 
 SIZES_BYTES = tuple(2**10 * 4**k for k in range(9))  # 1 KiB to 64 MiB
 WARM, TRIAL, LEAST, MOST = 2, 3, 5, 20
+LEAST_SIZES = 2
 BUDGET_S = 40.0  # of all sizes and groups together
 _WIDTH = 256
 
@@ -61,15 +63,11 @@ def time_links(
         num_ranks = dist.get_world_size()
         inside = ranks_per_node(num_ranks)
         groups = _groups(num_ranks, inside)
-        share_s = budget_s / max(1, len(groups)) / len(sizes_bytes)
+        share_s = budget_s / max(1, len(groups))
         timings = [
-            LinkTiming(
-                group_size=size,
-                num_bytes=num_bytes,
-                duration_s=_duration_s(num_bytes, group, device, share_s),
-            )
+            timing
             for size, group in groups
-            for num_bytes in sizes_bytes
+            for timing in _timings(size, sizes_bytes, share_s, partial(_duration_s, group, device))
         ]
     finally:
         dist.destroy_process_group()
@@ -97,7 +95,31 @@ def _groups(num_ranks: int, inside: int) -> list[tuple[int, Any]]:
     return found
 
 
-def _duration_s(num_bytes: int, group: Any, device: torch.device, share_s: float) -> float:
+def _timings(
+    group_size: int,
+    sizes_bytes: tuple[int, ...],
+    budget_s: float,
+    duration_s: Callable[[int, float], float],
+) -> list[LinkTiming]:
+    """From the smallest size up, as far as the budget goes; two sizes at least.
+
+    The next size is foretold from the last one's duration, which all ranks have alike: a clock of
+    their own would make them stop at different sizes, and hang.
+    """
+    share_s, left_s = budget_s / len(sizes_bytes), budget_s
+    timings: list[LinkTiming] = []
+    for num_bytes in sizes_bytes:
+        if len(timings) >= LEAST_SIZES:
+            last = timings[-1]
+            if last.duration_s * num_bytes / last.num_bytes * (WARM + TRIAL + LEAST) > left_s:
+                break
+        took_s = duration_s(num_bytes, share_s)
+        timings.append(LinkTiming(group_size=group_size, num_bytes=num_bytes, duration_s=took_s))
+        left_s -= took_s * (WARM + TRIAL) + max(took_s * LEAST, min(share_s, took_s * MOST))
+    return timings
+
+
+def _duration_s(group: Any, device: torch.device, num_bytes: int, share_s: float) -> float:
     """Median over calls of the transfer: the time of the rank that came last and waited for nobody.
 
     Of several machines timed at once the slowest counts.

@@ -15,7 +15,16 @@ from scaledl.predictor.collective_cost import all_reduce_terms
 from scaledl.predictor.link_fit import fit_timings
 from scaledl.probe_records import LinkMeasurement, LinkTiming, TimedLinks
 from scaledl.probing.link_probe import fitted, nominal_cluster, what_changes
-from scaledl.probing.links import SIZES_BYTES, ranks_per_node
+from scaledl.probing.links import (
+    LEAST,
+    LEAST_SIZES,
+    MOST,
+    SIZES_BYTES,
+    TRIAL,
+    WARM,
+    _timings,
+    ranks_per_node,
+)
 from scaledl.records import ClusterSpec, LinkSpec
 from scaledl.report.probe_text import render_links
 from scaledl.report.text import Style
@@ -165,3 +174,21 @@ def test_machines_with_unlike_numbers_of_ranks_are_refused() -> None:
     assert ranks_per_node(8, {}) == 8
     with pytest.raises(UsageError, match="unlike numbers of ranks"):
         ranks_per_node(7, {"LOCAL_WORLD_SIZE": "4"})
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "num_sizes"), [(1e10, len(SIZES_BYTES)), (3e6, 7), (1e5, 5), (1.0, 2)]
+)
+def test_a_slow_link_is_timed_with_as_many_sizes_as_the_budget_holds(
+    bytes_per_s: float, num_sizes: int
+) -> None:
+    calls: list[float] = []
+
+    def duration_s(num_bytes: int, share_s: float) -> float:
+        took_s = 1e-4 + num_bytes / bytes_per_s
+        calls.append(took_s * (WARM + TRIAL + max(LEAST, min(MOST, share_s / took_s))))
+        return took_s
+
+    timings = _timings(4, SIZES_BYTES, 40.0, duration_s)
+    assert [t.num_bytes for t in timings] == list(SIZES_BYTES[:num_sizes])
+    assert sum(calls[LEAST_SIZES:]) <= 40.0
