@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from common import Bar, below, finish, machine, table
@@ -51,6 +52,15 @@ def network(options: dict[str, Any], *, steps: int, learning_rate: float) -> Pre
         return predict_s(model, test[1])
 
     return predict
+
+
+def silent(predict: Predict) -> Predict:
+    """The same without a communication model: what the network is told of it is 0."""
+
+    def without(examples: Set) -> Set:
+        return examples[0], [msgspec.structs.replace(e, comm_s=0.0) for e in examples[1]]
+
+    return lambda training, test, seed: predict(without(training), without(test), seed)
 
 
 def mre(predicted_s: FloatArray, true_s: FloatArray) -> float:
@@ -145,6 +155,7 @@ def methods(seeds: int) -> list[tuple[str, Predict, str, int]]:
         (name, network(options, steps=STEPS, learning_rate=LEARNING_RATE), "design", seeds)
         for name, options in NETWORKS.items()
     ]
+    rows.append(("no communication model", silent(ours), "design", seeds))
     rows += [("random selection", ours, "random", seeds), ("random, 5 times", ours, "all", seeds)]
     for name, predict in BASELINES.items():
         fixed = name in ("plain sum", "fitted scalars")

@@ -553,13 +553,16 @@ def test_an_error_of_ours_neither_ends_nor_changes_the_training_and_is_told_once
 def test_strict_mode_raises_the_error_again(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inject(fault, monkeypatch)
-    with pytest.raises(Boom):
-        train(
-            "plain",
-            lambda m: scaledl.track(m, epochs=3, run_dir=tmp_path),
-            num_steps=FEW_STEPS,
-        )
+    with monkeypatch.context() as patch:
+        calls = inject(fault, patch)
+        with pytest.raises(Boom):
+            train(
+                "plain",
+                lambda m: scaledl.track(m, epochs=3, run_dir=tmp_path),
+                num_steps=FEW_STEPS,
+            )
+    if fault in UNDOING:
+        undo_after_all(fault, calls)
 
 
 def test_a_loader_whose_length_raises_is_trained_all_the_same(
@@ -636,6 +639,7 @@ def test_a_part_that_cannot_be_detached_keeps_no_other_attached(
         "RootSensor.stop": {"hooks"},
         "LayerWindow.detach": {"hooks"},
         "OptimizerSensor.stop": {"global optimizer hooks"},
+        "LoaderSensor.stop": {"loader", "own methods"},
         "Sampler.stop": {"threads"},
     }
     name = fault.partition(":")[2]
